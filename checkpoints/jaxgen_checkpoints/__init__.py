@@ -1,0 +1,1 @@
+"""Checkpoints in, described and sharded parameter trees out."""

@@ -1,0 +1,1 @@
+"""One module per file format, each a `TensorSource`; formats know nothing of models or meshes."""
