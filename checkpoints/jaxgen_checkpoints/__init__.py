@@ -1,1 +1,1 @@
-"""Checkpoints in, described and sharded parameter trees out."""
+"""From checkpoint bytes to a described, sharded pytree: reading, mapping, loading, storing."""

@@ -1,0 +1,1 @@
+"""jaxgen: an LLM inference engine in JAX; the public face of engine, pipelines and options."""
