@@ -1,0 +1,81 @@
+"""An int that remembers the config fields it follows from: a refused shape explains itself."""
+
+from collections.abc import Sequence
+from typing import Self
+
+_SUM, _PRODUCT, _ATOM = 1, 2, 3
+
+
+class Dim(int):
+    """A size with its formula: `Dim(4, "num_attention_heads") * Dim(64, "head_dim")`.
+
+    It is an int everywhere an int is wanted and prints as one. `+ - * //` with ints and other
+    Dims keep the formula; every other operation gives a plain int.
+    """
+
+    formula: str
+    _binding: int
+
+    def __new__(cls, value: int, formula: str) -> Self:
+        """Make a size that comes straight from the config field `formula`."""
+        return cls._combined(int(value), formula, _ATOM)
+
+    @classmethod
+    def _combined(cls, value: int, formula: str, binding: int) -> Self:
+        dim = super().__new__(cls, value)
+        dim.formula = formula
+        dim._binding = binding
+        return dim
+
+    def __getnewargs__(self) -> tuple[int, str]:
+        return int(self), self.formula
+
+    def __add__(self, other: int) -> "Dim":
+        return _join(self, "+", other, int(self) + int(other))
+
+    def __radd__(self, other: int) -> "Dim":
+        return _join(other, "+", self, int(other) + int(self))
+
+    def __sub__(self, other: int) -> "Dim":
+        return _join(self, "-", other, int(self) - int(other))
+
+    def __rsub__(self, other: int) -> "Dim":
+        return _join(other, "-", self, int(other) - int(self))
+
+    def __mul__(self, other: int) -> "Dim":
+        return _join(self, "*", other, int(self) * int(other))
+
+    def __rmul__(self, other: int) -> "Dim":
+        return _join(other, "*", self, int(other) * int(self))
+
+    def __floordiv__(self, other: int) -> "Dim":
+        return _join(self, "//", other, int(self) // int(other))
+
+    def __rfloordiv__(self, other: int) -> "Dim":
+        return _join(other, "//", self, int(other) // int(self))
+
+
+def formula(size: int) -> str:
+    """Return what `size` follows from: the formula of a Dim, the digits of a plain int."""
+    return size.formula if isinstance(size, Dim) else str(int(size))
+
+
+def explain_shape(shape: Sequence[int]) -> str:
+    """Return `[8, 16] = [num_key_value_heads * head_dim, hidden_size]`; plain ints as numbers."""
+    numbers = str([int(size) for size in shape])
+    if not any(isinstance(size, Dim) for size in shape):
+        return numbers
+    return f"{numbers} = [{', '.join(formula(size) for size in shape)}]"
+
+
+def _join(left: int, sign: str, right: int, value: int) -> Dim:
+    binding = _SUM if sign in "+-" else _PRODUCT
+    # `a - (b + c)` and `a // (b * c)` need their parentheses, `a + (b + c)` does not.
+    needed_right = binding + 1 if sign in ("-", "//") else binding
+    text = f"{_wrapped(left, binding)} {sign} {_wrapped(right, needed_right)}"
+    return Dim._combined(value, text, binding)
+
+
+def _wrapped(size: int, needed: int) -> str:
+    binding = size._binding if isinstance(size, Dim) else _ATOM
+    return formula(size) if binding >= needed else f"({formula(size)})"
