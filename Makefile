@@ -1,0 +1,42 @@
+# What a newcomer and CI type. Everything lives in .venv; nothing outside the clone is changed.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTEST := .venv/bin/python -m pytest
+PROMPT ?= Explain in two sentences why the sky is blue.
+
+.PHONY: help venv demo test test-all lint api clean
+
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+venv: .venv/.installed ## make .venv with everything installed (nothing to do when up to date)
+
+.venv/.installed: pyproject.toml scripts/make_venv.sh
+	@scripts/make_venv.sh .venv -e '.[dev]'
+	@touch $@
+
+demo: venv ## answer a chat prompt with a real model, on CPU; PROMPT="..." asks something else
+	@model=$$(.venv/bin/python scripts/fetch_demo_model.py); \
+	.venv/bin/jaxgen chat "$$model" --prompt "$(PROMPT)"
+
+test: venv ## the fast tests
+	$(PYTEST) -q -m "not slow and not device"
+
+test-all: venv ## every test that needs no accelerator, the long ones included
+	$(PYTEST) -q -m "not device"
+
+lint: venv ## format, lint, types, floors
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/ty check
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+
+api: venv ## rewrite tests/public_api.txt after a deliberate change of the public face
+	.venv/bin/python scripts/public_api.py > tests/public_api.txt
+
+clean: ## remove what make made, the environment and the demo model included
+	rm -rf .venv .venv-* .demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Make (or bring up to date) a virtual environment with the project installed editable.
+#
+#   scripts/make_venv.sh FOLDER REQUIREMENT...
+#
+# A Python >= 3.12 is looked for on PATH, then under pyenv's versions, then fetched by uv. Each
+# candidate is run before it is believed: pyenv's shims exist for versions that are not active.
+set -euo pipefail
+folder=$1
+shift
+
+suits() {
+  "$1" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1
+}
+
+find_python() {
+  local name path
+  for name in python3.12 python3.13 python3.14 python3 python; do
+    path=$(command -v "$name") && suits "$path" && { echo "$path"; return; }
+  done
+  for path in "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python3; do
+    suits "$path" && { echo "$path"; return; }
+  done
+  return 1
+}
+
+python_from_uv() {
+  local tools uv
+  if ! uv=$(command -v uv); then
+    tools=$(mktemp -d)
+    trap 'rm -rf "$tools"' EXIT
+    python3 -m venv "$tools" >/dev/null 2>&1 && "$tools/bin/pip" install -q uv || return 1
+    uv=$tools/bin/uv
+  fi
+  "$uv" python install -q 3.12 && "$uv" venv -q --clear --seed --python 3.12 "$folder"
+}
+
+if ! suits "$folder/bin/python"; then
+  rm -rf "$folder"
+  if python=$(find_python); then
+    echo "making $folder with $("$python" --version) from $python"
+    "$python" -m venv "$folder"
+  elif ! python_from_uv; then
+    echo "jaxgen needs Python 3.12 or newer and found none on PATH or under pyenv, and uv could" \
+      "not fetch one: install Python 3.12 (python.org, pyenv or your system's packages)," \
+      "then run make again." >&2
+    exit 1
+  fi
+fi
+"$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"

