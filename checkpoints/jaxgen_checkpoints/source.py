@@ -1,7 +1,7 @@
-"""What a checkpoint is to everybody above: a mapping of named tensors, of which slices can be read.
+"""What a checkpoint is to everybody above: named tensors, of which slices can be read.
 
-A reader (safetensors, GGUF, memory, Orbax) is one implementation of `TensorSource`; nothing above the
-readers knows which one it has.
+A reader (safetensors, GGUF, memory, Orbax) is one implementation of `TensorSource`; nothing above
+the readers knows which one it has.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,8 @@ DTYPE_NAMES: Mapping[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     "I64": np.dtype(np.int64),
     "I32": np.dtype(np.int32),
@@ -29,7 +31,7 @@ DTYPE_NAMES: Mapping[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-"""Names of element types in checkpoint files (the safetensors spelling), and what they are in numpy."""
+"""Element types as checkpoint files name them (the safetensors spelling), in numpy's terms."""
 
 _NAME_OF_DTYPE = {dtype: name for name, dtype in DTYPE_NAMES.items()}
 
@@ -38,8 +40,8 @@ _NAME_OF_DTYPE = {dtype: name for name, dtype in DTYPE_NAMES.items()}
 class TensorInfo:
     """What is known about a tensor before any of its bytes is read.
 
-    `dtype` is what `TensorSource.read` returns: ml_dtypes for bfloat16 and fp8; float32 for every GGUF
-    tensor, since those are dequantised. `origin` is the file it comes from, for messages.
+    `dtype` is what `TensorSource.read` returns: ml_dtypes for bfloat16 and fp8; float32 for every
+    GGUF tensor, since those are dequantised. `origin` is the file it comes from, for messages.
     """
 
     name: str
@@ -62,16 +64,27 @@ class TensorSource(Protocol):
         ...
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor by name. Cheap: whole-header validation already happened when it was opened."""
+        """Every tensor by name. Cheap: headers were read and checked when it was opened."""
         ...
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """Read `tensor[index]`; one slice of step 1 per axis.
 
-        Only the bytes (rows, blocks) that the slice needs are read, and nothing stays mapped afterwards.
-        The result owns its memory. Raises `KeyError` for a name that `tensors()` does not hold.
+        Only the bytes (rows, blocks) that the slice needs are read, and nothing stays mapped
+        afterwards. The result owns its memory. Raises `KeyError` for a name that `tensors()` does
+        not hold.
         """
         ...
+
+
+def printable_name(name: str) -> str:
+    """`name` with everything that a terminal would not show as itself written as an escape.
+
+    Names come from files: they may hold control characters or marks that turn the text round.
+    """
+    if name.isprintable():
+        return name
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def slice_bounds(
@@ -79,8 +92,8 @@ def slice_bounds(
 ) -> tuple[tuple[int, int], ...]:
     """Turn `index` into one `(start, stop)` per axis, start <= stop <= size.
 
-    Raises `ValueError` unless there is exactly one slice of step 1 per axis: a programming error of the
-    caller, never something that a file can cause.
+    Raises `ValueError` unless there is exactly one slice of step 1 per axis: a programming error of
+    the caller, never something that a file can cause.
     """
     if len(index) != len(shape):
         raise ValueError(
@@ -91,6 +104,8 @@ def slice_bounds(
     for part, size in zip(index, shape, strict=True):
         start, stop, step = part.indices(size)
         if step != 1:
-            raise ValueError(f"{name}: expected slices of step 1, got step {step}; read, then stride")
+            raise ValueError(
+                f"{name}: expected slices of step 1, got step {step}; read, then stride"
+            )
         bounds.append((start, max(start, stop)))
     return tuple(bounds)
