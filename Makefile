@@ -3,13 +3,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-PYTEST := .venv/bin/python -m pytest
+FAST := -q -m "not slow and not device"
+OLDEST_JAX := $(shell sed -n 's/^ *"jax>=\(.*\)",$$/\1/p' pyproject.toml)
 PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: help venv demo test test-all lint api clean
+.PHONY: help venv demo test test-all test-notebooks test-oldest lint api clean
 
 help: ## say what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 venv: .venv/.installed ## make .venv with everything installed (nothing to do when up to date)
 
@@ -22,10 +23,20 @@ demo: venv ## answer a chat prompt with a real model, on CPU; PROMPT="..." asks 
 	.venv/bin/jaxgen chat "$$model" --prompt "$(PROMPT)"
 
 test: venv ## the fast tests
-	$(PYTEST) -q -m "not slow and not device"
+	.venv/bin/python -m pytest $(FAST)
 
 test-all: venv ## every test that needs no accelerator, the long ones included
-	$(PYTEST) -q -m "not device"
+	.venv/bin/python -m pytest -q -m "not device"
+
+test-notebooks: venv ## run every notebook from its first cell to its last
+	.venv/bin/python -m pytest -q tests/notebooks
+
+test-oldest: .venv-oldest/.installed ## the fast tests on the oldest JAX that pyproject.toml allows
+	.venv-oldest/bin/python -m pytest $(FAST) --ignore=tests/architecture --ignore=tests/notebooks
+
+.venv-oldest/.installed: pyproject.toml scripts/make_venv.sh
+	@scripts/make_venv.sh .venv-oldest -e '.[dev]' 'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)'
+	@touch $@
 
 lint: venv ## format, lint, types, floors
 	.venv/bin/ruff format --check .
