@@ -1,0 +1,21 @@
+"""Sampling: what a request may ask for, what the device remembers of it, how a token is drawn."""
+
+from jaxgen.sampling.logprobs import TokenLogprobs, token_logprobs
+from jaxgen.sampling.params import InvalidParameter, SamplingParams
+from jaxgen.sampling.sample import Sampled, sample
+from jaxgen.sampling.state import SamplerState, SlotRow, abstract_state, admit, init, slot_row
+
+__all__ = [
+    "InvalidParameter",
+    "Sampled",
+    "SamplerState",
+    "SamplingParams",
+    "SlotRow",
+    "TokenLogprobs",
+    "abstract_state",
+    "admit",
+    "init",
+    "sample",
+    "slot_row",
+    "token_logprobs",
+]

@@ -1,0 +1,233 @@
+"""What a request may ask of the sampler: vLLM's names, defaults and ranges, checked once."""
+
+import math
+import numbers
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from jaxgen_checkpoints.errors import RefusedInput
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this mean greedy decoding."""
+
+LOWEST_TEMPERATURE = 0.01
+"""Positive temperatures are raised to this: below it float32 logits overflow when divided."""
+
+MAX_LOGPROBS = 20
+MAX_N = 16384
+MAX_BIASED_IDS = 320
+"""How many token ids of one request may carry a bias, be allowed, or be held back by min_tokens."""
+
+_NOT_YET = {
+    "bad_words": "ban single tokens with logit_bias -100 instead",
+    "logprob_token_ids": "ask for logprobs instead",
+    "structured_outputs": "constrain the text by the prompt instead",
+    "thinking_token_budget": "bound the answer with max_tokens instead",
+    "repetition_detection": "use frequency_penalty instead",
+    "extra_args": "no plug-in reads them",
+}
+
+
+class InvalidParameter(RefusedInput):
+    """A sampling parameter is outside its range, or not supported; `param` is its name."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param} {message}")
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled and when it stops. Raises InvalidParameter naming the parameter.
+
+    `temperature` 0 is greedy. `top_k` 0 or -1 switches it off. `seed` None lets the engine choose.
+    `max_tokens` None fills the context. `logprobs` k also returns the k most likely tokens.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: None = None
+    logprob_token_ids: None = None
+    structured_outputs: None = None
+    thinking_token_budget: None = None
+    repetition_detection: None = None
+    extra_args: None = None
+
+    def __post_init__(self) -> None:
+        for name, instead in _NOT_YET.items():
+            if getattr(self, name) not in (None, [], (), {}):
+                raise InvalidParameter(name, f"is not supported yet; {instead}")
+        self._check_numbers()
+        self._check_flags()
+        self._check_lists()
+        self._settle_temperature()
+        self._check_together()
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """The parameters named in `values` (a request's body); unknown names are refused."""
+        known = {entry.name for entry in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise InvalidParameter(name, f"is not a sampling parameter; known: {sorted(known)}")
+        return cls(**values)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the tokens seen so far change the next one's odds."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0)
+
+    def validate(self, vocab_size: int) -> None:
+        """Refuse token ids outside `vocab_size`: the device would silently clamp them."""
+        listed: dict[str, Iterable[int]] = {
+            "logit_bias": self.logit_bias,
+            "stop_token_ids": self.stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids or (),
+        }
+        for name, ids in listed.items():
+            outside = [token for token in ids if not 0 <= token < vocab_size]
+            if outside:
+                message = f"names token ids outside the vocabulary of {vocab_size}: {outside[:8]}"
+                raise InvalidParameter(name, message)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
+        self._integer("n", 1, MAX_N)
+        self._real("presence_penalty", -2, 2)
+        self._real("frequency_penalty", -2, 2)
+        self._real("repetition_penalty", 0, math.inf, low_open=True)
+        self._real("temperature", 0, 2)
+        self._real("top_p", 0, 1, low_open=True)
+        self._integer("top_k", -1, 2**31 - 1)
+        self._real("min_p", 0, 1)
+        self._integer("seed", -(2**63), 2**63 - 1, optional=True)
+        self._integer("max_tokens", 1, 2**31 - 1, optional=True)
+        self._integer("min_tokens", 0, 2**31 - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if isinstance(getattr(self, name), bool):
+                self._set(name, 1 if getattr(self, name) else None)
+            self._integer(name, 0, MAX_LOGPROBS, optional=True)
+        if self.seed == -1:
+            self._set("seed", None)
+        if self.top_k == -1:
+            self._set("top_k", 0)
+
+    def _check_flags(self) -> None:
+        flags = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
+        for name in flags:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(name, f"must be true or false, not {getattr(self, name)!r}")
+        if self.spaces_between_special_tokens is not True:
+            raise InvalidParameter("spaces_between_special_tokens", "false is not supported yet")
+
+    def _check_lists(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if not all(isinstance(text, str) and text for text in stop):
+            raise InvalidParameter("stop", f"must be non-empty strings, not {self.stop!r}")
+        self._set("stop", stop)
+        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
+        if self.allowed_token_ids is not None:
+            allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not 1 <= len(allowed) <= MAX_BIASED_IDS:
+                message = f"must hold 1 to {MAX_BIASED_IDS} token ids, not {len(allowed)}"
+                raise InvalidParameter("allowed_token_ids", message)
+            self._set("allowed_token_ids", allowed)
+        self._set("logit_bias", _biases(self.logit_bias or {}))
+
+    def _settle_temperature(self) -> None:
+        if self.temperature < GREEDY_BELOW:
+            for name, value in {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}.items():
+                self._set(name, value)
+        elif self.temperature < LOWEST_TEMPERATURE:
+            warnings.warn(
+                f"temperature {self.temperature} is raised to {LOWEST_TEMPERATURE}; 0 is greedy",
+                stacklevel=4,
+            )
+            self._set("temperature", LOWEST_TEMPERATURE)
+
+    def _check_together(self) -> None:
+        if self.greedy and self.n > 1:
+            raise InvalidParameter("n", f"must be 1 when sampling greedily, not {self.n}")
+        if self.stop and not self.detokenize:
+            raise InvalidParameter("stop", "strings need detokenize=True; use stop_token_ids")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            message = f"must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}"
+            raise InvalidParameter("min_tokens", message)
+
+    def _integer(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not (whole and low <= value <= high):
+            raise InvalidParameter(name, f"must be an integer from {low} to {high}, not {value!r}")
+        self._set(name, int(value))
+
+    def _real(self, name: str, low: float, high: float, *, low_open: bool = False) -> None:
+        value = getattr(self, name)
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        inside = number and math.isfinite(value) and low <= value <= high
+        if not inside or (low_open and value == low):
+            bracket = "(" if low_open else "["
+            message = f"must be a finite number in {bracket}{low}, {high}], not {value!r}"
+            raise InvalidParameter(name, message)
+        self._set(name, float(value))
+
+
+def _token_ids(name: str, ids: object) -> tuple[int, ...]:
+    whole = isinstance(ids, Iterable) and not isinstance(ids, str)
+    unique = tuple(dict.fromkeys(ids)) if whole else ()
+    if not whole or not all(
+        isinstance(token, numbers.Integral) and not isinstance(token, bool) for token in unique
+    ):
+        raise InvalidParameter(name, f"must be a list of token ids, not {ids!r}")
+    return tuple(int(token) for token in unique)
+
+
+def _biases(given: object) -> dict[int, float]:
+    if not isinstance(given, Mapping):
+        raise InvalidParameter("logit_bias", f"must map token ids to numbers, not {given!r}")
+    biases = {}
+    for key, value in given.items():
+        try:
+            token, bias = int(str(key)), float(value)
+        except (TypeError, ValueError):
+            message = f"must map token ids to numbers; {key!r}: {value!r} does not"
+            raise InvalidParameter("logit_bias", message) from None
+        if not math.isfinite(bias):
+            raise InvalidParameter("logit_bias", f"of token {token} must be finite, not {bias}")
+        biases[token] = min(100.0, max(-100.0, bias))
+    if len(biases) > MAX_BIASED_IDS:
+        message = f"must name at most {MAX_BIASED_IDS} token ids, not {len(biases)}"
+        raise InvalidParameter("logit_bias", message)
+    return biases

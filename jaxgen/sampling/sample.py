@@ -1,0 +1,156 @@
+"""One token per row, in the jitted step: bias, penalties, temperature, min-p, top-k, top-p, draw.
+
+What a batch does not use costs one predicate. A row's draw depends on its logits, its seed and how
+many tokens it has generated: not on batch mates, slot, padding of the vocabulary, or a preemption.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt
+
+from jaxgen.sampling.logprobs import wanted_logprobs
+from jaxgen.sampling.state import MOST_COUNTED, SamplerState, SlotSettings, TokenBias
+from jaxgen.sampling.truncate import keep_min_p, keep_top_k, keep_top_p
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What each row drew; rows that do not emit hold values of no meaning.
+
+    Logprobs are of the raw distribution, zeros unless some row asked for them. `bad` marks rows
+    whose logits were not finite: their token means nothing and the request must end with an error.
+    """
+
+    tokens: Int[Array, " rows"]
+    logprobs: Float[Array, " rows"]
+    top_ids: Int[Array, "rows top"]
+    top_logprobs: Float[Array, "rows top"]
+    bad: Bool[Array, " rows"]
+
+
+def sample(
+    logits: Float[Array, "rows padded_vocab"],
+    state: SamplerState,
+    slots: Int[Array, " rows"],
+    emit: Bool[Array, " rows"],
+) -> tuple[SamplerState, Sampled]:
+    """Draw a token for every row that emits and remember it in the row's slot.
+
+    `logits` are float32; ids beyond the state's vocabulary are never drawn. `slots` of rows that do
+    not emit may be anything; the slots of rows that emit must differ.
+    """
+    num_slots, vocab = state.prompt_mask.shape
+    raw = logits[:, :vocab]
+    places = jnp.where(emit, slots, 0)
+    asked = jax.tree.map(lambda leaf: leaf[places], state.settings)
+    generated = state.generated[places]
+
+    adjusted = _biased(raw, asked.bias, generated, emit)
+    adjusted = _penalised(adjusted, state, asked, places, emit)
+    tokens = _drawn(adjusted, asked, generated, emit)
+    reported = wanted_logprobs(raw, tokens, emit & (asked.num_logprobs >= 0))
+
+    finite = jnp.isfinite(jnp.max(adjusted, axis=-1)) & ~jnp.any(jnp.isnan(raw), axis=-1)
+    target = jnp.where(emit, slots, num_slots)
+    counted = jnp.minimum(state.output_counts[places, tokens], MOST_COUNTED - 1) + jnp.int16(1)
+    state = dataclasses.replace(
+        state,
+        generated=state.generated.at[target].set(generated + 1, mode="drop"),
+        last_token=state.last_token.at[target].set(tokens, mode="drop"),
+        output_counts=state.output_counts.at[target, tokens].set(counted, mode="drop"),
+    )
+    return state, Sampled(
+        tokens, reported.chosen, reported.top_ids, reported.top_logprobs, emit & ~finite
+    )
+
+
+def _biased(
+    logits: Float[Array, "rows vocab"],
+    bias: TokenBias,
+    generated: Int[Array, " rows"],
+    emit: Bool[Array, " rows"],
+) -> Float[Array, "rows vocab"]:
+    """Add what still holds of each row's list; where only listed ids may come, forbid the rest."""
+    active = bias.until > generated[:, None]
+    rows = jnp.arange(logits.shape[0])[:, None]
+
+    def add() -> Float[Array, "rows vocab"]:
+        added = logits.at[rows, bias.ids].add(jnp.where(active, bias.values, 0.0))
+        listed = jnp.zeros(logits.shape, jnp.bool_).at[rows, bias.ids].max(active)
+        return jnp.where((bias.only_listed[:, None] == 1) & ~listed, -jnp.inf, added)
+
+    return lax.cond(jnp.any(active & emit[:, None]), add, lambda: logits)
+
+
+def _penalised(
+    logits: Float[Array, "rows vocab"],
+    state: SamplerState,
+    asked: SlotSettings,
+    places: Int[Array, " rows"],
+    emit: Bool[Array, " rows"],
+) -> Float[Array, "rows vocab"]:
+    """Repetition over prompt and output, then frequency and presence over the output alone."""
+    repetition, frequency, presence = (
+        asked.repetition_penalty,
+        asked.frequency_penalty,
+        asked.presence_penalty,
+    )
+    used = emit & ((repetition != 1.0) | (frequency != 0.0) | (presence != 0.0))
+
+    def penalise() -> Float[Array, "rows vocab"]:
+        counts = jnp.where(used[:, None], state.output_counts[places], 0).astype(jnp.float32)
+        seen = (state.prompt_mask[places] & used[:, None]) | (counts > 0)
+        factor = repetition[:, None]
+        lowered = jnp.where(logits > 0, logits / factor, logits * factor)
+        repeated = jnp.where(seen, lowered, logits)
+        return repeated - frequency[:, None] * counts - presence[:, None] * (counts > 0)
+
+    return lax.cond(jnp.any(used), penalise, lambda: logits)
+
+
+def _drawn(
+    logits: Float[Array, "rows vocab"],
+    asked: SlotSettings,
+    generated: Int[Array, " rows"],
+    emit: Bool[Array, " rows"],
+) -> Int[Array, " rows"]:
+    """The largest logit in greedy rows (the lowest id of equal ones), a random draw elsewhere."""
+    best = _largest(logits)
+    random = emit & (asked.temperature > 0.0)
+
+    def draw() -> Int[Array, " rows"]:
+        tempered = logits / jnp.where(random, asked.temperature, 1.0)[:, None]
+        kept = keep_min_p(tempered, asked.min_p)
+        top_k = jnp.where(random, asked.top_k, 0)
+        kept = lax.cond(jnp.any(top_k > 0), keep_top_k, lambda kept, _: kept, kept, top_k)
+        top_p = jnp.where(random, asked.top_p, 1.0)
+        kept = lax.cond(jnp.any(top_p < 1.0), keep_top_p, lambda kept, _: kept, kept, top_p)
+        noise = _gumbel(asked.seed, generated, logits.shape[-1])
+        return jnp.where(random, _largest(kept + noise), best)
+
+    return lax.cond(jnp.any(random), draw, lambda: best)
+
+
+def _largest(values: Float[Array, "rows vocab"]) -> Int[Array, " rows"]:
+    """The lowest id of the largest value: two reductions, faster on CPU than argmax."""
+    last = values.shape[-1] - 1
+    ids = jnp.arange(last + 1, dtype=jnp.int32)
+    at_top = values == jnp.max(values, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(at_top, ids, last), axis=-1)
+
+
+def _gumbel(
+    seed: UInt[Array, "rows 2"], generated: Int[Array, " rows"], vocab: int
+) -> Float[Array, "rows vocab"]:
+    """Noise that is a function of the row's seed and of how many tokens it has generated."""
+
+    def row(words: UInt[Array, " 2"], count: Int[Array, ""]) -> Float[Array, " vocab"]:
+        key = jax.random.wrap_key_data(words, impl="threefry2x32")
+        return jax.random.gumbel(jax.random.fold_in(key, count), (vocab,), jnp.float32)
+
+    return jax.vmap(row)(seed, generated)
