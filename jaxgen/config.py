@@ -4,7 +4,7 @@ How users spell it (vLLM's names, DeepSpeed's, nested or flat) is config_keys.py
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxgen.config_keys import read_keys
@@ -15,6 +15,7 @@ _DTYPE_NAMES = {"float": "float32", "half": "float16"}
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_MAX_TRACKED_SEQUENCES = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
-    max_tracked_sequences: int = 2048
+    max_tracked_sequences: int = DEFAULT_MAX_TRACKED_SEQUENCES
     kv_memory: KVMemory = field(default_factory=KVMemory)
 
     def __post_init__(self) -> None:
@@ -135,9 +136,10 @@ def _adapt_limits(values: dict[str, Any]) -> dict[str, Any]:
     ]
     seqs = adapted.setdefault("max_num_seqs", max(1, min([DEFAULT_MAX_NUM_SEQS, *larger])))
     if isinstance(seqs, int):
-        defaults = {entry.name: entry.default for entry in fields(EngineConfig)}
-        for name in ("max_num_batched_tokens", "max_tracked_sequences"):
-            adapted.setdefault(name, max(defaults[name], seqs))
+        tokens = max(DEFAULT_MAX_NUM_BATCHED_TOKENS, seqs)
+        adapted.setdefault("max_num_batched_tokens", tokens)
+        tracked = max(DEFAULT_MAX_TRACKED_SEQUENCES, seqs)
+        adapted.setdefault("max_tracked_sequences", tracked)
     return adapted
 
 

@@ -1,0 +1,157 @@
+"""A step's metadata: packed on the host into one int32 vector, taken apart again inside jit.
+
+One vector is one transfer. Padding tokens belong to no row; padding rows and blocks that a row does
+not own hold an id just past the pool, so that nothing can map to a live block.
+"""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgen.ragged.buckets import Bucket
+from jaxgen.ragged.sequence import Sequence
+from jaxgen.ragged.state import StateManager
+from pallas_kernels.pages import RaggedRows
+
+LAST_SAMPLED = -1
+"""The token id that stands for what the sampler gave the row's slot last; the device knows it."""
+
+_PER_ROW = ("starts", "query_lengths", "kv_lengths", "slots", "emit", "last_index")
+
+type Int32 = Any
+"""An int32 array: numpy's outside jit, a tracer inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """One row of a step: a sequence whose tokens are reserved, those token ids, and its end.
+
+    tokens: as many as the sequence has in flight; LAST_SAMPLED for one that the host does not know.
+    emit: the row's last token is followed by a sampled one.
+    """
+
+    sequence: Sequence
+    tokens: Items[int] | np.ndarray
+    emit: bool
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What the jitted step sees of a batch.
+
+    token_ids: int32 [tokens]; LAST_SAMPLED where the row's slot has it; 0 for padding.
+    rows: one RaggedRows for each cache group; they differ in their block tables alone.
+    slots: int32 [rows], the row in the sampler's state. Rows that do not sample, padding included,
+        may have the number of slots, which is out of range: updates there are dropped.
+    emit: bool [rows], whether the row samples a token.
+    last_index: int32 [rows], the row's last token in the flat batch; 0 for padding rows.
+    """
+
+    token_ids: Int32
+    rows: tuple[RaggedRows, ...]
+    slots: Int32
+    emit: Any
+    last_index: Int32
+
+
+def packed_size(bucket: Bucket, groups: int) -> int:
+    """Length of the packed vector for a bucket and a number of cache groups."""
+    table = bucket.rows * bucket.blocks
+    return bucket.tokens + len(_PER_ROW) * bucket.rows + 1 + groups * table
+
+
+def pack(
+    bucket: Bucket, items: Items[BatchItem], state: StateManager, *, row_alignment: int = 1
+) -> np.ndarray:
+    """int32 [packed_size] of a batch whose tokens are reserved in `state` and not yet committed.
+
+    row_alignment: row spans begin at multiples of it. ValueError if the batch does not fit the
+    bucket, or a row's tokens are not those in flight.
+    """
+    rows = len(items)
+    counts = np.fromiter((len(item.tokens) for item in items), np.int32, rows)
+    spans = -(-counts // row_alignment) * row_alignment
+    _check_fit(bucket, items, counts, int(spans.sum()))
+    starts = np.cumsum(spans, dtype=np.int32) - spans
+
+    packed = np.zeros(packed_size(bucket, len(state.groups)), np.int32)
+    parts = _split(packed, bucket, len(state.groups))
+    flat = chain.from_iterable(item.tokens for item in items)
+    token_ids = np.fromiter(flat, np.int32, int(counts.sum()))
+    if row_alignment == 1:
+        parts["token_ids"][: token_ids.size] = token_ids
+    else:
+        shift = starts - (np.cumsum(counts) - counts)
+        parts["token_ids"][np.arange(token_ids.size) + np.repeat(shift, counts)] = token_ids
+
+    # Padding rows begin behind the last token, so that starts never decrease.
+    parts["starts"][rows:] = bucket.tokens
+    parts["starts"][:rows] = starts
+    parts["query_lengths"][:rows] = counts
+    sequences = [item.sequence for item in items]
+    parts["kv_lengths"][:rows] = [sequence.length for sequence in sequences]
+    parts["slots"][rows:] = state.num_slots
+    parts["slots"][:rows] = [sequence.slot for sequence in sequences]
+    parts["emit"][:rows] = [item.emit for item in items]
+    parts["last_index"][:rows] = starts + counts - 1
+    parts["num_rows"][:] = rows
+    indices = [sequence.index for sequence in sequences]
+    for group, table in enumerate(state.tables):
+        target = parts[f"block_table{group}"].reshape(bucket.rows, bucket.blocks)
+        target[rows:] = state.num_blocks[group]
+        target[:rows] = table[indices, : bucket.blocks]
+    return packed
+
+
+def unpack(packed: Int32, bucket: Bucket, groups: int) -> StepBatch:
+    """The batch in a packed vector, numpy or jax, inside jit or out; slices and reshapes only."""
+    parts = _split(packed, bucket, groups)
+    rows = tuple(
+        RaggedRows(
+            starts=parts["starts"],
+            query_lengths=parts["query_lengths"],
+            kv_lengths=parts["kv_lengths"],
+            block_table=parts[f"block_table{group}"].reshape(bucket.rows, bucket.blocks),
+            num_rows=parts["num_rows"].reshape(()),
+        )
+        for group in range(groups)
+    )
+    return StepBatch(
+        token_ids=parts["token_ids"],
+        rows=rows,
+        slots=parts["slots"],
+        emit=parts["emit"] != 0,
+        last_index=parts["last_index"],
+    )
+
+
+def _split(packed: Int32, bucket: Bucket, groups: int) -> dict[str, Int32]:
+    """The named parts of a packed vector, as views where numpy is."""
+    sizes = {"token_ids": bucket.tokens, **dict.fromkeys(_PER_ROW, bucket.rows), "num_rows": 1}
+    sizes |= {f"block_table{group}": bucket.rows * bucket.blocks for group in range(groups)}
+    parts, begin = {}, 0
+    for name, size in sizes.items():
+        parts[name] = packed[begin : begin + size]
+        begin += size
+    return parts
+
+
+def _check_fit(bucket: Bucket, items: Items[BatchItem], counts: np.ndarray, tokens: int) -> None:
+    if len(items) > bucket.rows or tokens > bucket.tokens:
+        raise ValueError(f"{len(items)} rows with {tokens} tokens do not fit {bucket}.")
+    if bucket.decode and (counts != 1).any():
+        raise ValueError(f"A decode bucket takes rows of one token, got {counts.tolist()}.")
+    for item in items:
+        sequence = item.sequence
+        if len(item.tokens) != sequence.in_flight or not sequence.in_flight:
+            raise ValueError(
+                f"{sequence} has {sequence.in_flight} tokens in flight, the batch brings "
+                f"{len(item.tokens)}: reserve them before packing, commit after."
+            )
+        if sequence.end_block > bucket.blocks:
+            raise ValueError(f"{sequence} has {sequence.end_block} blocks, too many for {bucket}.")

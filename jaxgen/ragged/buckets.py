@@ -1,0 +1,101 @@
+"""The few shapes that steps are compiled for, and the smallest one that a batch fits.
+
+Decode buckets hold one token a row; mixed buckets hold prompts, alone or fused with decodes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+SMALLEST_MIXED = 16
+FEW_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The shapes of one compiled step. Hashable, so that it can be a static argument of jit.
+
+    tokens: of the flat batch, padding included. rows: sequences. blocks: width of the block tables.
+    decode: every row has exactly one token.
+    """
+
+    tokens: int
+    rows: int
+    blocks: int
+    decode: bool
+
+
+class NoBucket(ValueError):
+    """A batch is larger than the limits that the buckets were made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """All buckets of an engine, each kind from the smallest to the largest.
+
+    row_alignment: each row's span of tokens begins at a multiple of it, and fills whole multiples.
+    """
+
+    decode: tuple[Bucket, ...]
+    mixed: tuple[Bucket, ...]
+    row_alignment: int = 1
+
+    @classmethod
+    def for_limits(
+        cls, *, max_tokens: int, max_rows: int, max_blocks: int, row_alignment: int = 1
+    ) -> "Buckets":
+        """Buckets for batches of at most max_tokens tokens (padding not counted) and max_rows rows.
+
+        Rows of decode buckets are powers of two, then max_rows: fewer than twice the rows needed.
+        Tokens of mixed buckets are powers of two from 16, then the most that alignment can make of
+        max_tokens: fewer than twice the tokens needed (spans aligned), or 16. Their rows are 8 or
+        max_rows. ValueError unless 1 <= max_rows <= max_tokens and the others are at least 1.
+        """
+        if not 1 <= max_rows <= max_tokens or max_blocks < 1 or row_alignment < 1:
+            raise ValueError(
+                "Buckets need 1 <= max_rows <= max_tokens, max_blocks >= 1 and row_alignment >= 1; "
+                f"got {max_rows}, {max_tokens}, {max_blocks} and {row_alignment}."
+            )
+        decode = tuple(
+            Bucket(rows * row_alignment, rows, max_blocks, decode=True)
+            for rows in _doubling(1, max_rows)
+        )
+        padded = max_tokens + (row_alignment - 1) * max_rows
+        most = padded // row_alignment * row_alignment
+        smallest = -(-SMALLEST_MIXED // row_alignment) * row_alignment
+        mixed = tuple(
+            Bucket(tokens, rows, max_blocks, decode=False)
+            for tokens in _doubling(smallest, most)
+            for rows in sorted({min(cap, tokens // row_alignment) for cap in (FEW_ROWS, max_rows)})
+            if rows <= max_rows
+        )
+        return cls(decode, mixed, row_alignment)
+
+    def __iter__(self) -> Iterator[Bucket]:
+        """Every bucket, as warm-up compiles them."""
+        yield from self.decode
+        yield from self.mixed
+
+    def fit(self, token_counts: "list[int] | tuple[int, ...]") -> Bucket:
+        """The smallest bucket for rows with these numbers of tokens. NoBucket if there is none."""
+        rows = len(token_counts)
+        if max(token_counts, default=1) == 1:
+            tokens, kind = rows * self.row_alignment, self.decode
+        else:
+            align = self.row_alignment
+            tokens, kind = sum(-(-count // align) * align for count in token_counts), self.mixed
+        for bucket in kind:
+            if tokens <= bucket.tokens and rows <= bucket.rows:
+                return bucket
+        raise NoBucket(
+            f"{rows} rows with {tokens} tokens (spans aligned to {self.row_alignment}) exceed the "
+            f"largest bucket, {kind[-1].rows} rows with {kind[-1].tokens} tokens."
+        )
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    """first, 2 first, 4 first ... and `last`, which ends it. Just `last` if that is not larger."""
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= 2
+    return [*sizes, last]
