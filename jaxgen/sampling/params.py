@@ -1,11 +1,12 @@
 """What a request may ask of the sampler: vLLM's names, defaults and ranges, checked once."""
 
 import math
-import numbers
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
+
+import numpy as np
 
 from jaxgen_checkpoints.errors import RefusedInput
 
@@ -188,16 +189,14 @@ class SamplingParams:
         value = getattr(self, name)
         if value is None and optional:
             return
-        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        if not (whole and low <= value <= high):
+        if not _is_whole(value) or not low <= value <= high:
             raise InvalidParameter(name, f"must be an integer from {low} to {high}, not {value!r}")
         self._set(name, int(value))
 
     def _real(self, name: str, low: float, high: float, *, low_open: bool = False) -> None:
         value = getattr(self, name)
-        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        inside = number and math.isfinite(value) and low <= value <= high
-        if not inside or (low_open and value == low):
+        number = _is_whole(value) or isinstance(value, float | np.floating)
+        if not number or not low <= value <= high or value == (low if low_open else math.inf):
             bracket = "(" if low_open else "["
             message = f"must be a finite number in {bracket}{low}, {high}], not {value!r}"
             raise InvalidParameter(name, message)
@@ -205,13 +204,14 @@ class SamplingParams:
 
 
 def _token_ids(name: str, ids: object) -> tuple[int, ...]:
-    whole = isinstance(ids, Iterable) and not isinstance(ids, str)
-    unique = tuple(dict.fromkeys(ids)) if whole else ()
-    if not whole or not all(
-        isinstance(token, numbers.Integral) and not isinstance(token, bool) for token in unique
-    ):
+    given = tuple(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else (ids,)
+    if not all(_is_whole(token) for token in given):
         raise InvalidParameter(name, f"must be a list of token ids, not {ids!r}")
-    return tuple(int(token) for token in unique)
+    return tuple(dict.fromkeys(int(token) for token in given if _is_whole(token)))
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _biases(given: object) -> dict[int, float]:

@@ -7,12 +7,13 @@ token history follows only where a penalty reads it.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxgen.sampling.params import MAX_BIASED_IDS, InvalidParameter, SamplingParams
@@ -79,13 +80,11 @@ class SlotRow:
     history: tuple[np.ndarray, np.ndarray] | None
 
 
-def abstract_state(
-    slots: int, vocab: int, sharding: jax.sharding.Sharding | None = None
-) -> SamplerState:
-    """The shapes of `init(slots, vocab)`, for compiling ahead of time."""
+def init(slots: int, vocab: int, sharding: jax.sharding.Sharding | None = None) -> SamplerState:
+    """A state with nothing admitted. `vocab` is the true vocabulary, without padding."""
 
-    def leaf(dtype: type, *more: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((slots, *more), dtype, sharding=sharding)
+    def leaf(dtype: DTypeLike, *more: int) -> Array:
+        return jnp.zeros((slots, *more), dtype, device=sharding)
 
     bias = TokenBias(
         ids=leaf(jnp.int32, MAX_BIASED_IDS),
@@ -114,11 +113,13 @@ def abstract_state(
     )
 
 
-def init(slots: int, vocab: int, sharding: jax.sharding.Sharding | None = None) -> SamplerState:
-    """A state with nothing admitted. `vocab` is the true vocabulary, without padding."""
+def abstract_state(
+    slots: int, vocab: int, sharding: jax.sharding.Sharding | None = None
+) -> SamplerState:
+    """The jax.ShapeDtypeStructs of `init(slots, vocab, sharding)`, for compiling ahead of time."""
     return jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding),
-        abstract_state(slots, vocab, sharding),
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(lambda: init(slots, vocab)),
     )
 
 
@@ -137,19 +138,20 @@ def slot_row(
     A preempted request comes back with its `output_ids` and goes on exactly where it was.
     """
     params.validate(vocab_size)
-    settings = SlotSettings(
-        temperature=np.float32(params.temperature),
-        top_k=np.int32(params.top_k),
-        top_p=np.float32(params.top_p),
-        min_p=np.float32(params.min_p),
-        presence_penalty=np.float32(params.presence_penalty),
-        frequency_penalty=np.float32(params.frequency_penalty),
-        repetition_penalty=np.float32(params.repetition_penalty),
-        seed=np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32),
-        num_logprobs=np.int32(-1 if params.logprobs is None else params.logprobs),
-        bias=_token_bias(params, eos_ids, vocab_size),
-    )
-    words = [np.atleast_1d(leaf).view(np.int32) for leaf in jax.tree.leaves(settings)]
+    settings: dict[str, ArrayLike] = {
+        "temperature": np.float32(params.temperature),
+        "top_k": np.int32(params.top_k),
+        "top_p": np.float32(params.top_p),
+        "min_p": np.float32(params.min_p),
+        "presence_penalty": np.float32(params.presence_penalty),
+        "frequency_penalty": np.float32(params.frequency_penalty),
+        "repetition_penalty": np.float32(params.repetition_penalty),
+        "seed": np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32),
+        "num_logprobs": np.int32(-1 if params.logprobs is None else params.logprobs),
+    }
+    settings |= _token_bias(params, eos_ids, vocab_size)
+    order = [entry.name for entry in (*fields(SlotSettings)[:-1], *fields(TokenBias))]
+    words = [np.atleast_1d(settings[name]).view(np.int32) for name in order]
     packed = np.concatenate([*words, np.array([len(output_ids)], np.int32)])
     if not params.penalised:
         return SlotRow(packed, None)
@@ -199,7 +201,10 @@ def _admit(
     )
 
 
-def _token_bias(params: SamplingParams, eos_ids: Sequence[int], vocab_size: int) -> TokenBias:
+def _token_bias(
+    params: SamplingParams, eos_ids: Sequence[int], vocab_size: int
+) -> dict[str, ArrayLike]:
+    """The TokenBias of one slot, by field name."""
     entries = [(token, bias, ALWAYS) for token, bias in params.logit_bias.items()]
     if params.min_tokens:
         held_back = dict.fromkeys(params.stop_token_ids)
@@ -224,4 +229,4 @@ def _token_bias(params: SamplingParams, eos_ids: Sequence[int], vocab_size: int)
     for place, entry in enumerate(entries):
         ids[place], values[place], until[place] = entry
     only_listed = np.int32(params.allowed_token_ids is not None)
-    return TokenBias(ids=ids, values=values, until=until, only_listed=only_listed)
+    return {"ids": ids, "values": values, "until": until, "only_listed": only_listed}

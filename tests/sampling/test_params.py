@@ -29,6 +29,7 @@ from jaxgen.sampling import InvalidParameter, SamplingParams
         ("stop", ["a", ""]),
         ("stop", [3]),
         ("stop_token_ids", ["a"]),
+        ("stop_token_ids", [[1]]),
         ("max_tokens", 0),
         ("min_tokens", -1),
         ("min_tokens", 17),
