@@ -16,6 +16,9 @@ GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 """Positive temperatures are raised to this: below it float32 logits overflow when divided."""
 
+LARGEST_FACTOR = 1e9
+"""Bounds repetition_penalty: what the device's float32 can divide and multiply by."""
+
 MAX_LOGPROBS = 20
 MAX_N = 16384
 MAX_BIASED_IDS = 320
@@ -126,7 +129,7 @@ class SamplingParams:
         self._integer("n", 1, MAX_N)
         self._real("presence_penalty", -2, 2)
         self._real("frequency_penalty", -2, 2)
-        self._real("repetition_penalty", 0, math.inf, low_open=True)
+        self._real("repetition_penalty", 0, LARGEST_FACTOR, low_open=True)
         self._real("temperature", 0, 2)
         self._real("top_p", 0, 1, low_open=True)
         self._integer("top_k", -1, 2**31 - 1)
@@ -196,9 +199,9 @@ class SamplingParams:
     def _real(self, name: str, low: float, high: float, *, low_open: bool = False) -> None:
         value = getattr(self, name)
         number = _is_whole(value) or isinstance(value, float | np.floating)
-        if not number or not low <= value <= high or value == (low if low_open else math.inf):
+        if not number or not low <= value <= high or (low_open and value == low):
             bracket = "(" if low_open else "["
-            message = f"must be a finite number in {bracket}{low}, {high}], not {value!r}"
+            message = f"must be a number in {bracket}{low}, {high}], not {value!r}"
             raise InvalidParameter(name, message)
         self._set(name, float(value))
 
