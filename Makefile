@@ -35,7 +35,7 @@ test-oldest: .venv-oldest/.installed ## the fast tests on the oldest JAX that py
 	.venv-oldest/bin/python -m pytest $(FAST) --ignore=tests/architecture --ignore=tests/notebooks
 
 .venv-oldest/.installed: pyproject.toml scripts/make_venv.sh
-	@scripts/make_venv.sh .venv-oldest -e '.[dev]' 'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)'
+	@scripts/make_venv.sh .venv-oldest -e '.[test]' 'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)'
 	@touch $@
 
 lint: venv ## format, lint, types, floors

@@ -47,4 +47,5 @@ if ! suits "$folder/bin/python"; then
     exit 1
   fi
 fi
-"$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+# Bytecode is written when a module is first imported; compiling all of it here takes a minute.
+"$folder/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check "$@"
