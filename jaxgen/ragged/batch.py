@@ -20,7 +20,7 @@ from pallas_kernels.pages import RaggedRows
 LAST_SAMPLED = -1
 """The token id that stands for what the sampler gave the row's slot last; the device knows it."""
 
-_PER_ROW = ("starts", "query_lengths", "kv_lengths", "slots", "emit", "last_index")
+_PER_ROW = ("starts", "query_lengths", "kv_lengths", "anchors", "slots", "emit", "last_index")
 
 type Int32 = Any
 """An int32 array: numpy's outside jit, a tracer inside."""
@@ -46,6 +46,7 @@ class StepBatch:
 
     token_ids: int32 [tokens]; LAST_SAMPLED where the row's slot has it; 0 for padding.
     rows: one RaggedRows for each cache group; they differ in their block tables alone.
+    anchors: int32 [rows], the length of the sequence's prompt; 0 for padding rows.
     slots: int32 [rows], the row in the sampler's state. Rows that do not sample, padding included,
         may have the number of slots, which is out of range: updates there are dropped.
     emit: bool [rows], whether the row samples a token.
@@ -54,6 +55,7 @@ class StepBatch:
 
     token_ids: Int32
     rows: tuple[RaggedRows, ...]
+    anchors: Int32
     slots: Int32
     emit: Any
     last_index: Int32
@@ -95,6 +97,7 @@ def pack(
     parts["query_lengths"][:rows] = counts
     sequences = [item.sequence for item in items]
     parts["kv_lengths"][:rows] = [sequence.length for sequence in sequences]
+    parts["anchors"][:rows] = [sequence.anchor for sequence in sequences]
     parts["slots"][rows:] = state.num_slots
     parts["slots"][:rows] = [sequence.slot for sequence in sequences]
     parts["emit"][:rows] = [item.emit for item in items]
@@ -124,6 +127,7 @@ def unpack(packed: Int32, bucket: Bucket, groups: int) -> StepBatch:
     return StepBatch(
         token_ids=parts["token_ids"],
         rows=rows,
+        anchors=parts["anchors"],
         slots=parts["slots"],
         emit=parts["emit"] != 0,
         last_index=parts["last_index"],

@@ -37,10 +37,11 @@ class Sequence:
     index: its row in the state manager's block tables.
     slot: its row in the sampler's state; the number of slots for a sequence that never samples.
     in_flight: tokens that the step now being prepared adds.
+    anchor: length of its prompt, which rotary frequencies that depend on a length are made for.
     end_block: blocks [first_blocks[g], end_block) of the sequence are owned, in each cache group g.
     """
 
-    __slots__ = ("end_block", "first_blocks", "in_flight", "index", "seen", "slot", "uid")
+    __slots__ = ("anchor", "end_block", "first_blocks", "in_flight", "index", "seen", "slot", "uid")
 
     def __init__(self, uid: int, index: int, slot: int, num_groups: int) -> None:
         """A sequence with nothing in the cache."""
@@ -49,6 +50,7 @@ class Sequence:
         self.slot = slot
         self.seen = 0
         self.in_flight = 0
+        self.anchor = 0
         self.end_block = 0
         self.first_blocks = [0] * num_groups
 

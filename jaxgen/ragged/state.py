@@ -109,9 +109,10 @@ class StateManager:
         """The sequence of a tracked uid, or the default."""
         return self._sequences.get(uid, default)
 
-    def track(self, uid: int, *, sampled: bool = False) -> Sequence:
+    def track(self, uid: int, *, sampled: bool = False, anchor: int = 0) -> Sequence:
         """Begins an empty sequence; a sampled one gets a slot.
 
+        anchor: length of its prompt; 0 takes the tokens of its first step for the prompt.
         TooManySequences if there is no room, ValueError if the uid is tracked already.
         """
         if uid in self._sequences:
@@ -128,6 +129,7 @@ class StateManager:
             )
         slot = heappop(self._free_slots) if sampled else self.num_slots
         sequence = Sequence(uid, heappop(self._free_indices), slot, len(self.groups))
+        sequence.anchor = anchor
         self._sequences[uid] = sequence
         return sequence
 
@@ -150,6 +152,8 @@ class StateManager:
         if added > 0:
             self._extend(sequence, end, added)
         sequence.in_flight += tokens
+        if not sequence.anchor:
+            sequence.anchor = tokens
         return sequence
 
     def _extend(self, sequence: Sequence, end: int, added: int) -> None:
@@ -196,6 +200,8 @@ class StateManager:
             )
         sequence.in_flight -= tokens
         end = -(-sequence.length // self.block_size)
+        if end == sequence.end_block:
+            return
         for allocator, table in zip(self.allocators, self.tables, strict=True):
             row = table[sequence.index]
             allocator.free(row[end : sequence.end_block])
@@ -218,7 +224,7 @@ class StateManager:
         return True
 
     def check(self) -> None:
-        """AssertionError unless every invariant holds; for tests, and for a look at a live engine."""
+        """AssertionError unless every invariant holds; for tests and for a look at live state."""
         indices = [sequence.index for sequence in self._sequences.values()]
         assert sorted([*indices, *self._free_indices]) == list(range(self.max_tracked))
         slots = [sequence.slot for sequence in self._sequences.values()]
