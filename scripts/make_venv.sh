@@ -25,14 +25,14 @@ find_python() {
 }
 
 python_from_uv() {
-  local tools uv
+  local uv
   if ! uv=$(command -v uv); then
-    tools=$(mktemp -d)
-    trap 'rm -rf "$tools"' EXIT
-    python3 -m venv "$tools" >/dev/null 2>&1 && "$tools/bin/pip" install -q uv || return 1
-    uv=$tools/bin/uv
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    python3 -m pip install --quiet --target "$scratch" uv >/dev/null 2>&1 || return 1
+    uv=$scratch/bin/uv
   fi
-  "$uv" python install -q 3.12 && "$uv" venv -q --clear --seed --python 3.12 "$folder"
+  "$uv" python install --quiet 3.12 && "$uv" venv --quiet --clear --seed --python 3.12 "$folder"
 }
 
 if ! suits "$folder/bin/python"; then
