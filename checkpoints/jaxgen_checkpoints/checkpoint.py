@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxgen_checkpoints.errors import CheckpointError, CheckpointWarning, ConfigError
 from jaxgen_checkpoints.json_file import read_json_object
+from jaxgen_checkpoints.readers import torch_bin
 from jaxgen_checkpoints.readers.gguf_checkpoint import open_gguf
 from jaxgen_checkpoints.readers.orbax_source import METADATA_NAME, OrbaxSource
 from jaxgen_checkpoints.readers.safetensors_source import SafetensorsSource, open_sharded
@@ -20,7 +21,7 @@ from jaxgen_checkpoints.source import TensorSource
 CONFIG_NAME = "config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
 WEIGHTS_NAME = "model.safetensors"
-TORCH_NAMES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+TORCH_NAMES = (torch_bin.SINGLE_NAME, torch_bin.INDEX_NAME)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,15 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         f"{path}: expected a folder with {CONFIG_NAME} or a .gguf file, got "
         f"{'another file' if path.exists() else 'nothing: there is no such path'}"
     )
+
+
+def open_torch_checkpoint(folder: str | Path) -> Checkpoint:
+    """Open a folder whose weights are pytorch_model.bin; for converting it, never for serving.
+
+    Raises `CheckpointError` if torch is not installed or its `weights_only` loader refuses.
+    """
+    folder = Path(folder)
+    return Checkpoint(folder, *read_configs(folder), torch_bin.open_torch_bin(folder), None)
 
 
 def read_configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

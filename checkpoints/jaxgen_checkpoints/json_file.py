@@ -80,7 +80,7 @@ def _no_constant(text: str) -> NoReturn:
 def _kind(value: object) -> str:
     if value is None:
         return "null"
-    kinds = {
+    kinds: dict[type, str] = {
         list: "an array",
         str: "a string",
         bool: "a boolean",

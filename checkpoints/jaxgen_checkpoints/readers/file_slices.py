@@ -8,7 +8,7 @@ import errno
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def _read_into(file: int, path: Path, target: np.ndarray, begin: int) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(path: Path) -> Generator[int]:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as fault:

@@ -46,7 +46,7 @@ class GGUFSource:
         by side, else None. Raises `CheckpointError` for a tensor of a type that is not read.
         """
         self._path = path
-        self._interleaved_head = interleaved_head
+        self._head = interleaved_head
         self._stored = {
             hf_name(name): tensor for name, tensor in header.tensors.items() if name not in hidden
         }
@@ -84,15 +84,11 @@ class GGUFSource:
         self, name: str, start: int, stop: int, inner: tuple[tuple[int, int], ...]
     ) -> np.ndarray:
         stored = self._stored[name]
-        if not _is_interleaved(name, self._interleaved_head):
+        if self._head is None or not name.endswith(_INTERLEAVED):
             return _dequantised(self._path, stored, ((start, stop), *inner))
-        rows = stored_rows(start, stop, self._interleaved_head)
+        rows = stored_rows(start, stop, self._head)
         low, high = int(rows.min()), int(rows.max()) + 1
         return _dequantised(self._path, stored, ((low, high), *inner))[rows - low]
-
-
-def _is_interleaved(name: str, head_dim: int | None) -> bool:
-    return head_dim is not None and name.endswith(_INTERLEAVED)
 
 
 def _dequantised(path: Path, stored: GGUFTensor, bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
@@ -128,7 +124,7 @@ def _check_kinds(path: Path, stored: Mapping[str, GGUFTensor]) -> None:
 
 def _check_heads(path: Path, stored: Mapping[str, GGUFTensor], head_dim: int) -> None:
     for name, tensor in stored.items():
-        if _is_interleaved(name, head_dim) and tensor.shape[0] % head_dim:
+        if name.endswith(_INTERLEAVED) and tensor.shape[0] % head_dim:
             raise CheckpointError(
                 f"{path}: {name}: {tensor.shape[0]} rows are no multiple of the head size "
                 f"{head_dim}"

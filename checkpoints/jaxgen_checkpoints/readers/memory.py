@@ -32,7 +32,7 @@ class MemorySource:
                     f"{printable_name(name)}: expected a numpy or JAX array, got "
                     f"{type(leaf).__name__}"
                 )
-            if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            if not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 self._arrays[name] = leaf
         self._infos = {
             name: TensorInfo(name, tuple(array.shape), np.dtype(array.dtype), "memory")

@@ -47,7 +47,7 @@ class SafetensorsSource:
 
 def open_sharded(folder: Path) -> SafetensorsSource:
     """Open the shards that the index of `folder` names. Raises `CheckpointError`."""
-    index = read_index(folder)
+    index = read_index(folder / INDEX_NAME)
     return SafetensorsSource(folder, tuple(sorted(set(index.values()))), index)
 
 
@@ -80,9 +80,9 @@ def _holder(folder: Path, name: str, files: list[str], index: Mapping[str, str] 
             raise CheckpointError(f"{folder}: tensor {shown} is in {' and '.join(files)}")
         return files[0]
     named = index.get(name)
-    if files == [named]:
-        return named
-    if named in files:
+    if named is not None and named in files:
+        if len(files) == 1:
+            return named
         _warn(
             f"{folder}: tensor {shown} is in {' and '.join(files)}; "
             f"using {named}, as the index says"
