@@ -1,6 +1,7 @@
 """An int that remembers the config fields it follows from: a refused shape explains itself."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Self
 
 _SUM, _PRODUCT, _ATOM = 1, 2, 3
@@ -31,28 +32,41 @@ class Dim(int):
         return int(self), self.formula
 
     def __add__(self, other: int) -> "Dim":
-        return _join(self, "+", other, int(self) + int(other))
+        return self._with("+", other, operator.add)
 
     def __radd__(self, other: int) -> "Dim":
-        return _join(other, "+", self, int(other) + int(self))
+        return self._with("+", other, operator.add, swap=True)
 
     def __sub__(self, other: int) -> "Dim":
-        return _join(self, "-", other, int(self) - int(other))
+        return self._with("-", other, operator.sub)
 
     def __rsub__(self, other: int) -> "Dim":
-        return _join(other, "-", self, int(other) - int(self))
+        return self._with("-", other, operator.sub, swap=True)
 
     def __mul__(self, other: int) -> "Dim":
-        return _join(self, "*", other, int(self) * int(other))
+        return self._with("*", other, operator.mul)
 
     def __rmul__(self, other: int) -> "Dim":
-        return _join(other, "*", self, int(other) * int(self))
+        return self._with("*", other, operator.mul, swap=True)
 
     def __floordiv__(self, other: int) -> "Dim":
-        return _join(self, "//", other, int(self) // int(other))
+        return self._with("//", other, operator.floordiv)
 
     def __rfloordiv__(self, other: int) -> "Dim":
-        return _join(other, "//", self, int(other) // int(self))
+        return self._with("//", other, operator.floordiv, swap=True)
+
+    def _with(
+        self, sign: str, other: int, operation: Callable[[int, int], int], *, swap: bool = False
+    ) -> "Dim":
+        if not isinstance(other, int):
+            # Lists and tuples repeat, floats scale: their own methods know how.
+            return NotImplemented
+        left, right = (other, self) if swap else (self, other)
+        binding = _SUM if sign in "+-" else _PRODUCT
+        # `a - (b + c)` and `a // (b * c)` need their parentheses, `a + (b + c)` does not.
+        needed_right = binding + 1 if sign in ("-", "//") else binding
+        text = f"{_wrapped(left, binding)} {sign} {_wrapped(right, needed_right)}"
+        return Dim._combined(operation(int(left), int(right)), text, binding)
 
 
 def formula(size: int) -> str:
@@ -66,14 +80,6 @@ def explain_shape(shape: Sequence[int]) -> str:
     if not any(isinstance(size, Dim) for size in shape):
         return numbers
     return f"{numbers} = [{', '.join(formula(size) for size in shape)}]"
-
-
-def _join(left: int, sign: str, right: int, value: int) -> Dim:
-    binding = _SUM if sign in "+-" else _PRODUCT
-    # `a - (b + c)` and `a // (b * c)` need their parentheses, `a + (b + c)` does not.
-    needed_right = binding + 1 if sign in ("-", "//") else binding
-    text = f"{_wrapped(left, binding)} {sign} {_wrapped(right, needed_right)}"
-    return Dim._combined(value, text, binding)
 
 
 def _wrapped(size: int, needed: int) -> str:

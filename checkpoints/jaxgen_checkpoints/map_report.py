@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from jaxgen_checkpoints.container import LayerContainer
 from jaxgen_checkpoints.dim import Dim
-from jaxgen_checkpoints.names import layer_pattern, nearest, printable, ranges
+from jaxgen_checkpoints.names import layer_pattern, nearest, ranges
+from jaxgen_checkpoints.source import printable_name
 
 MAX_LINES = 40
 """Problems that one message lists; more are counted."""
@@ -78,7 +79,7 @@ class MapReport:
 
     def warning(self) -> str | None:
         """All that is left unused in one message; None where nothing is."""
-        return self._message("is loaded, but not all of it is used", self._unused_lines())
+        return self._message("is loaded, but not all of it is used", list(self._unused_lines()))
 
     def _message(self, what: str, lines: Sequence[str]) -> str | None:
         if not lines:
@@ -97,7 +98,7 @@ class MapReport:
             near = nearest(name, self._unused)
             why = "missing"
             if near is not None:
-                why += f"; is {printable(near)!r}, which nothing uses, meant?"
+                why += f"; is {printable_name(near)!r}, which nothing uses, meant?"
             self._refused.append((name, f"{why}; {hint}" if hint else why))
 
     def _layer_lines(self) -> Iterator[str]:
@@ -142,7 +143,7 @@ class MapReport:
             local = self._local(name)
             index, rest = local if local else (None, name)
             plain = why if index is None else why.replace(f".{index}.", ".*.")
-            groups[rest, plain].append((f"{printable(name)}: {why}", index))
+            groups[rest, plain].append((f"{printable_name(name)}: {why}", index))
         for members in groups.values():
             text, _ = members[0]
             others = [index for _, index in members[1:] if index is not None]

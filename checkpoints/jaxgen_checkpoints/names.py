@@ -1,13 +1,8 @@
-"""Names of tensors as people can read them: escaped, grouped, and the nearest known one."""
+"""Names of tensors: the nearest known one, the layer in one, and layers in few words."""
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-
-
-def printable(name: str) -> str:
-    """Escape what a terminal would not show or would obey."""
-    return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
