@@ -1,0 +1,1 @@
+"""Strangers whose tensors and config are Llama-like, mapped by structure."""

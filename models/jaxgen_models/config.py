@@ -1,0 +1,49 @@
+"""What a decoder needs to know of its checkpoint: sizes, switches and numbers, independent of key
+names.
+"""
+
+from dataclasses import dataclass, field
+
+from jaxgen_checkpoints.dim import Dim
+from jaxgen_models.rope_config import RopeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes are `Dim`s, so that a message about a shape can name the config field it follows from.
+
+    windows: one entry a layer; None attends to everything, W to the token itself and the W-1 before
+      it.
+    max_context: tokens that positions are defined for.
+    """
+
+    num_layers: Dim
+    model_dim: Dim
+    heads: Dim
+    kv_heads: Dim
+    head_dim: Dim
+    ffn_dim: Dim
+    vocab_size: Dim
+    norm_eps: float
+    activation: str
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    max_context: int
+    tied: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    dtype: str = "float32"
+    eos_token_ids: tuple[int, ...] = field(default=())
+    bos_token_id: int | None = None
+
+    @property
+    def untied(self) -> bool:
+        """Whether the unembedding is a tensor of its own."""
+        return not self.tied
+
+    @property
+    def attention_scale(self) -> float:
+        """What scores are multiplied by before the softmax."""
+        return float(self.head_dim) ** -0.5

@@ -1,0 +1,108 @@
+"""The pre-norm decoder that most families are: embedding, blocks, final norm, unembedding.
+
+Modules are built from a tree of loaded weights (or of shapes), in tree mode: no shared references,
+no state that a call changes. `nnx.split` happens once; the step merges inside its trace.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxgen_models.config import DecoderConfig
+from jaxgen_models.layers.attention import Attention
+from jaxgen_models.layers.embedding import Embedding, unembed
+from jaxgen_models.layers.mlp import GatedMLP
+from jaxgen_models.layers.norm import RMSNorm
+from jaxgen_models.layers.rotary import rotary_tables
+from pallas_kernels.pages import KVPages, RaggedRows
+
+
+class DecoderBlock(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(
+        self, config: DecoderConfig, index: int, weights: Mapping[str, Any], group: int
+    ) -> None:
+        self.attention_norm = RMSNorm(weights["attention_norm"], config.norm_eps)
+        self.attention = Attention(
+            weights,
+            group=group,
+            scale=config.attention_scale,
+            window=config.windows[index],
+            norm_eps=config.norm_eps,
+        )
+        self.mlp_norm = RMSNorm(weights["mlp_norm"], config.norm_eps)
+        self.mlp = GatedMLP(weights, config.activation)
+
+    def __call__(
+        self,
+        x: Float[Array, "tokens model"],
+        rotary: tuple[Array, Array],
+        pages: KVPages,
+        rows: RaggedRows,
+    ) -> tuple[Float[Array, "tokens model"], KVPages]:
+        attended, pages = self.attention(self.attention_norm(x), rotary, pages, rows)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), pages
+
+
+class Decoder(nnx.Module):
+    """A decoder-only transformer over a ragged batch of tokens.
+
+    weights: {"layers": [{name: array}], "embed", "norm", and "unembed" unless tied}.
+    group: query heads to one KV head on this mesh (HeadLayout.group).
+    cache_groups: for each layer, which of the batch's row tables it reads.
+    """
+
+    block: type[DecoderBlock] = DecoderBlock
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Any],
+        group: int,
+        cache_groups: Sequence[int],
+    ) -> None:
+        self.embed = Embedding(weights["embed"])
+        self.layers = nnx.List(
+            [self.block(config, i, layer, group) for i, layer in enumerate(weights["layers"])]
+        )
+        self.norm = RMSNorm(weights["norm"], config.norm_eps)
+        self.unembed = nnx.Param(weights["unembed"]) if "unembed" in weights else None
+        self.rope = config.rope
+        self.cache_groups = tuple(cache_groups)
+
+    def __call__(
+        self,
+        token_ids: Int[Array, " tokens"],
+        pages: Sequence[KVPages],
+        rows: Sequence[RaggedRows],
+        anchors: Int[Array, " rows"],
+        watch: list[Array] | None = None,
+    ) -> tuple[Float[Array, "tokens model"], list[KVPages]]:
+        """Hidden states after the final norm, and the pages with this step's keys and values.
+
+        pages: one entry a layer. rows: one table of rows for each cache group; they differ in their
+        block tables only. anchors: for each row the length of its prompt (see rotary_tables).
+        watch: receives the embedding's output and then each block's, for `jaxgen verify`.
+        """
+        places = rows[0].token_places(token_ids.shape[0])
+        lengths = jnp.maximum(anchors[places.row], places.position + 1)
+        rotary = rotary_tables(self.rope, places.position, lengths)
+        x = self.embed(token_ids)
+        seen = [x]
+        written = []
+        for layer, group, layer_pages in zip(self.layers, self.cache_groups, pages, strict=True):
+            x, layer_pages = layer(x, rotary, layer_pages, rows[group])
+            written.append(layer_pages)
+            seen.append(x)
+        if watch is not None:
+            watch.extend(seen)
+        return self.norm(x), written
+
+    def logits(self, x: Float[Array, "rows model"]) -> Float[Array, "rows padded_vocab"]:
+        """float32 logits of hidden states; columns past the vocabulary are padding."""
+        return unembed(x, self.embed.weight[...] if self.unembed is None else self.unembed[...])

@@ -1,0 +1,80 @@
+"""Where the tensors of a Llama-like checkpoint go; families extend these declarations."""
+
+from jaxgen_checkpoints.container import LayerContainer, present_if
+from jaxgen_checkpoints.container_map import ContainerMap
+from jaxgen_checkpoints.parameters.attention_output import AttentionOutput, AttentionOutputBias
+from jaxgen_checkpoints.parameters.embedding import Embedding, Unembedding
+from jaxgen_checkpoints.parameters.mlp import MLP2, GatedMLP, GatedMLPBias, MLP2Bias
+from jaxgen_checkpoints.parameters.norm import Norm
+from jaxgen_checkpoints.parameters.qkv import UnfusedQKV, UnfusedQKVBias
+from jaxgen_models.config import DecoderConfig
+
+
+class PreNormLayer(LayerContainer):
+    """One block: two norms, attention and a gated MLP, with biases where the config asks for
+    them.
+    """
+
+    attention_norm: Norm
+    qkv: UnfusedQKV
+    qkv_bias: UnfusedQKVBias = present_if("qkv_bias")
+    out: AttentionOutput
+    out_bias: AttentionOutputBias = present_if("output_bias")
+    mlp_norm: Norm
+    gate_up: GatedMLP
+    gate_up_bias: GatedMLPBias = present_if("mlp_bias")
+    down: MLP2
+    down_bias: MLP2Bias = present_if("mlp_bias")
+
+    PARAM_MAPPING = {
+        "input_layernorm.weight": "attention_norm.weight",
+        "self_attn.q_proj.weight": "qkv.q",
+        "self_attn.k_proj.weight": "qkv.k",
+        "self_attn.v_proj.weight": "qkv.v",
+        "self_attn.q_proj.bias": "qkv_bias.q",
+        "self_attn.k_proj.bias": "qkv_bias.k",
+        "self_attn.v_proj.bias": "qkv_bias.v",
+        "self_attn.o_proj.weight": "out.weight",
+        "self_attn.o_proj.bias": "out_bias.bias",
+        "post_attention_layernorm.weight": "mlp_norm.weight",
+        "mlp.gate_proj.weight": "gate_up.gate",
+        "mlp.up_proj.weight": "gate_up.up",
+        "mlp.gate_proj.bias": "gate_up_bias.gate",
+        "mlp.up_proj.bias": "gate_up_bias.up",
+        "mlp.down_proj.weight": "down.weight",
+        "mlp.down_proj.bias": "down_bias.bias",
+    }
+
+
+class DecoderEnds(LayerContainer):
+    """What is not in a block: embedding, final norm, and an unembedding unless it is tied."""
+
+    embed: Embedding
+    norm: Norm
+    unembed: Unembedding = present_if("untied")
+
+    PARAM_MAPPING = {
+        "model.embed_tokens.weight": "embed.weight",
+        "model.norm.weight": "norm.weight",
+        "lm_head.weight": "unembed.weight",
+    }
+
+
+def llama_like_map(
+    config: DecoderConfig,
+    layer: type[LayerContainer],
+    ends: type[LayerContainer],
+    unmapped: list[str],
+) -> ContainerMap:
+    """model.layers.N in one container each, everything else in `ends`; a tied head may be stored
+    twice.
+    """
+    containers = ContainerMap()
+    containers.set_transformer_params(
+        ["model.layers"], [layer(config) for _ in range(config.num_layers)]
+    )
+    containers.set_non_transformer_params(ends(config))
+    containers.set_unmapped_params(unmapped)
+    if config.tied:
+        containers.set_tied({"lm_head.weight": "model.embed_tokens.weight"})
+    return containers

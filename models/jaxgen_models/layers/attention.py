@@ -1,0 +1,80 @@
+"""Grouped-query self-attention over paged keys and values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxgen_models.layers.collective import sum_shards
+from jaxgen_models.layers.linear import project
+from jaxgen_models.layers.norm import RMSNorm
+from jaxgen_models.layers.rotary import rotate
+from pallas_kernels.pages import KVPages, RaggedRows
+from pallas_kernels.ragged_attention import ragged_attention
+
+
+class Attention(nnx.Module):
+    """Fused QKV product, optional per-head norms, rotation, paged attention, output product.
+
+    The heads are this shard's own: for each KV slot `group` query heads, its key head and its value
+    head lie together, so that a shard of the first axis holds whole groups.
+
+    weights: qkv [slots * (group + 2), head, model], out [model, slots * group, head], and where the
+    config has them qkv_bias [slots * (group + 2), head], out_bias [model], q_norm and k_norm
+    [head].
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Any],
+        *,
+        group: int,
+        scale: float,
+        window: int | None,
+        norm_eps: float,
+    ) -> None:
+        self.qkv = nnx.Param(weights["qkv"])
+        self.out = nnx.Param(weights["out"])
+        self.qkv_bias = nnx.Param(weights["qkv_bias"]) if "qkv_bias" in weights else None
+        self.out_bias = nnx.Param(weights["out_bias"]) if "out_bias" in weights else None
+        self.q_norm = RMSNorm(weights["q_norm"], norm_eps) if "q_norm" in weights else None
+        self.k_norm = RMSNorm(weights["k_norm"], norm_eps) if "k_norm" in weights else None
+        self.group = group
+        self.scale = scale
+        self.window = window
+
+    def __call__(
+        self,
+        x: Float[Array, "tokens model"],
+        rotary: tuple[Float[Array, "tokens half"], Float[Array, "tokens half"]],
+        pages: KVPages,
+        rows: RaggedRows,
+    ) -> tuple[Float[Array, "tokens model"], KVPages]:
+        q, k, v = self._heads(x)
+        q = q if self.q_norm is None else self.q_norm(q)
+        k = k if self.k_norm is None else self.k_norm(k)
+        out, pages = ragged_attention(
+            rotate(q, *rotary),
+            rotate(k, *rotary),
+            v,
+            pages,
+            rows,
+            scale=self.scale,
+            window=self.window,
+        )
+        weight = self.out[...]
+        out = project(out.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))
+        out = sum_shards(out)
+        return (out if self.out_bias is None else out + self.out_bias[...]), pages
+
+    def _heads(self, x: Float[Array, "tokens model"]) -> tuple[Array, Array, Array]:
+        """Queries [tokens, slots * group, head], keys and values [tokens, slots, head]."""
+        weight = self.qkv[...]
+        rows, head, model = weight.shape
+        fused = project(x, weight.reshape(rows * head, model)).reshape(-1, rows, head)
+        if self.qkv_bias is not None:
+            fused = fused + self.qkv_bias[...]
+        slots = fused.reshape(fused.shape[0], -1, self.group + 2, head)
+        queries = slots[:, :, : self.group].reshape(fused.shape[0], -1, head)
+        return queries, slots[:, :, self.group], slots[:, :, self.group + 1]

@@ -1,0 +1,100 @@
+"""Rotary position embedding (Su et al., arXiv:2104.09864) with the scalings of the configs.
+
+Angles are computed in the step from positions, in float32: no table bounds the context, and
+`dynamic`, whose base depends on the length of a sequence, needs no state.
+"""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxgen_models.rope_config import RopeConfig
+
+
+def rotary_tables(
+    rope: RopeConfig, positions: Int[Array, " tokens"], lengths: Int[Array, " tokens"]
+) -> tuple[Float[Array, "tokens half"], Float[Array, "tokens half"]]:
+    """cos and sin for each token, float32.
+
+    lengths: for each token the length of its sequence when its key was first computed: of the whole
+    prompt for prompt tokens, position + 1 for generated ones. Only `dynamic` looks at it: keys keep
+    the frequencies of the time when they were written, as in transformers' cached generation.
+    """
+    if rope.kind == "dynamic":
+        frequencies = _dynamic_frequencies(rope, lengths)
+    else:
+        frequencies = jnp.asarray(_static_frequencies(rope))[None, :]
+    angles = positions.astype(jnp.float32)[:, None] * frequencies
+    return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+
+
+def rotate(
+    x: Float[Array, "tokens heads head"],
+    cos: Float[Array, "tokens half"],
+    sin: Float[Array, "tokens half"],
+) -> Float[Array, "tokens heads head"]:
+    """Rotates the first 2*half channels of every head, channel i together with channel i + half."""
+    half = cos.shape[-1]
+    cos, sin = (t[:, None, :].astype(x.dtype) for t in (cos, sin))
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def _exponents(rope: RopeConfig) -> np.ndarray:
+    return np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
+
+
+def _static_frequencies(rope: RopeConfig) -> np.ndarray:
+    plain = (1.0 / np.float32(rope.theta) ** _exponents(rope)).astype(np.float32)
+    if rope.kind == "linear":
+        return plain / np.float32(rope.factor)
+    if rope.kind == "llama3":
+        return _llama3(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn(rope, plain)
+    return plain
+
+
+def _llama3(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
+    """Llama 3.1: long wavelengths are stretched, short ones kept, those between interpolated."""
+    wavelength = 2 * math.pi / plain
+    longest = rope.original_context / rope.low_freq_factor
+    shortest = rope.original_context / rope.high_freq_factor
+    smooth = (rope.original_context / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    between = (1 - smooth) * plain / rope.factor + smooth * plain
+    stretched = np.where(wavelength > longest, plain / rope.factor, plain)
+    is_between = (wavelength >= shortest) & (wavelength <= longest)
+    return np.where(is_between, between, stretched).astype(np.float32)
+
+
+def _yarn(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
+    """YaRN (arXiv:2309.00071) section 3.2: a ramp over channels between interpolation and none."""
+
+    def channel(rotations: float) -> float:
+        turns = rope.original_context / (rotations * 2 * math.pi)
+        return rope.dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = channel(rope.beta_fast), channel(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    if low == high:
+        high += 0.001  # a ramp of no width would divide by zero
+    ramp = np.clip((np.arange(rope.dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
+    return (plain / rope.factor * ramp + plain * (1 - ramp)).astype(np.float32)
+
+
+def _dynamic_frequencies(
+    rope: RopeConfig, lengths: Int[Array, " tokens"]
+) -> Float[Array, "tokens half"]:
+    """Dynamic NTK: the base grows with the length of the sequence once that exceeds the trained
+    one.
+    """
+    longest = jnp.maximum(lengths, rope.original_context).astype(jnp.float32)
+    stretch = rope.factor * longest / rope.original_context - (rope.factor - 1)
+    base = rope.theta * stretch ** (rope.dim / (rope.dim - 2))
+    return 1.0 / base[:, None] ** jnp.asarray(_exponents(rope))[None, :]

@@ -1,0 +1,1 @@
+"""Mistral: Llama's layout with a sliding window over the past."""
