@@ -34,6 +34,11 @@ class Capacity:
         return self._state.free_sequences
 
     @property
+    def free_slots(self) -> int:
+        """How many more sampled sequences have a slot."""
+        return self._state.free_slots
+
+    @property
     def max_context(self) -> int:
         """Tokens of the longest sequence."""
         return self._state.max_context

@@ -89,6 +89,11 @@ class StateManager:
         return len(self._free_indices)
 
     @property
+    def free_slots(self) -> int:
+        """How many more of them can sample."""
+        return len(self._free_slots)
+
+    @property
     def uids(self) -> Iterable[int]:
         """The tracked uids, oldest first."""
         return self._sequences.keys()

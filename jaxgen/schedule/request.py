@@ -1,0 +1,130 @@
+"""One request as the host sees it: its tokens, and how far the device has come with them.
+
+The device runs ahead: tokens that are sampled but not yet read are counted, not known.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+UNKNOWN_TOKEN = -1
+"""Stands for a sampled token that the host has not read; the device takes it from the sampler."""
+
+
+class Status(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    """It holds nothing on the device: new, or preempted."""
+    RUNNING = "running"
+    """It holds blocks and a slot, and has tokens to compute."""
+    ENDING = "ending"
+    """Its last step by count is dispatched and it holds nothing; its last tokens are not read."""
+    FINISHED = "finished"
+    """It gets no more tokens; late ones are dropped."""
+
+
+class Request:
+    """A prompt and what is generated for it.
+
+    prompt_ids, output_ids: token ids; output_ids grows, and survives preemption.
+    max_tokens: the output ends at this many tokens.
+    priority: smaller is served first. arrival: any clock; earlier is served first.
+    computed: tokens, from the prompt's first on, whose steps are dispatched.
+    pending: sampled tokens that are not read yet.
+    started: length of the sequence when it was last begun from its first token.
+    bypassed: how often another was admitted that ranks after it.
+    """
+
+    __slots__ = (
+        "arrival",
+        "bypassed",
+        "computed",
+        "max_tokens",
+        "output_ids",
+        "pending",
+        "priority",
+        "prompt_ids",
+        "started",
+        "status",
+        "uid",
+    )
+
+    def __init__(
+        self,
+        uid: int,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        priority: int = 0,
+        arrival: float = 0.0,
+    ) -> None:
+        """A waiting request. ValueError for an empty prompt or less than one token of output."""
+        if not prompt_ids:
+            raise ValueError(f"Request {uid} has an empty prompt: give at least one token.")
+        if max_tokens < 1:
+            raise ValueError(f"Request {uid} needs max_tokens of at least 1, got {max_tokens}.")
+        self.uid = uid
+        self.prompt_ids = list(prompt_ids)
+        self.output_ids: list[int] = []
+        self.max_tokens = max_tokens
+        self.priority = priority
+        self.arrival = arrival
+        self.status = Status.WAITING
+        self.computed = 0
+        self.pending = 0
+        self.started = 0
+        self.bypassed = 0
+
+    def __repr__(self) -> str:
+        """Uid, status and token counts."""
+        return (
+            f"Request(uid={self.uid}, {self.status.value}, prompt={len(self.prompt_ids)}, "
+            f"output={len(self.output_ids)}+{self.pending}, computed={self.computed})"
+        )
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """What comes first is served first, and preempted last."""
+        return (self.priority, self.arrival, self.uid)
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompt and output, pending ones included."""
+        return len(self.prompt_ids) + len(self.output_ids) + self.pending
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that must be computed before the next one is sampled; 1 for a decode."""
+        return self.total - self.computed
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every token that it may generate has been sampled, read or not."""
+        return len(self.output_ids) + self.pending >= self.max_tokens
+
+    def token_ids(self, start: int, count: int) -> list[int]:
+        """Ids [start, start + count) of prompt and output, UNKNOWN_TOKEN for pending ones."""
+        end, prompt = start + count, len(self.prompt_ids)
+        ids = (
+            self.prompt_ids[start:end]
+            + self.output_ids[max(0, start - prompt) : max(0, end - prompt)]
+        )
+        return ids + [UNKNOWN_TOKEN] * (count - len(ids))
+
+    def advance(self, count: int, *, emit: bool) -> None:
+        """A step with `count` of its tokens is dispatched; it samples one if `emit`."""
+        if self.computed == 0:
+            self.started = self.total
+        self.computed += count
+        self.pending += emit
+
+    def receive(self, token: int) -> None:
+        """The oldest pending token is read."""
+        assert self.pending > 0, f"{self} has no token to come"
+        self.pending -= 1
+        self.output_ids.append(token)
+
+    def restart(self) -> None:
+        """Its state on the device is gone: it waits to be computed from its first token again."""
+        self.computed = 0
+        self.status = Status.WAITING
