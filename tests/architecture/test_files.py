@@ -18,9 +18,7 @@ TEXTS = sorted(
     for folder in (*CODE, "tests", "scripts", "docs", "notebooks", ".ci")
     for path in (ROOT / folder).rglob("*")
     if path.is_file() and not {"__pycache__", "fixtures"} & set(path.relative_to(ROOT).parts)
-) + [
-    path.relative_to(ROOT) for path in ROOT.iterdir() if path.is_file() and path.name != ".git"
-]
+) + [path.relative_to(ROOT) for path in ROOT.iterdir() if path.is_file() and path.name != ".git"]
 FILE_LINES, KERNEL_LINES, FUNCTION_LINES = 300, 400, 60
 NAMELESS = {"utils.py", "common.py", "helpers.py", "misc.py"}
 SOMEBODYS_MACHINE = re.compile(r"/(?:work|root|home|Users|farm)/|\.librar[y]/|\.\./shared")
