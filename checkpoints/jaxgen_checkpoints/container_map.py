@@ -174,6 +174,12 @@ def _inject(
             if info is None:
                 report.refused(name, "missing from the snapshot")
                 continue
+            axes = container.parameters[parameter].axes
+            if source.axes.get(name) != axes:
+                report.refused(
+                    name, f"was saved with axes {source.axes.get(name)}, expected {axes}"
+                )
+                continue
             try:
                 container.direct_injection(parameter, lazy(info, source))
             except CheckpointError as error:

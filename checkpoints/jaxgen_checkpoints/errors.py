@@ -1,7 +1,7 @@
 """The errors of this floor: what a user's input can cause, and what only a developer can.
 
-`RefusedInput` and its children become one printed sentence and exit code 2; `MappingError` is a mistake
-in code and keeps its traceback.
+`RefusedInput` and its children become one printed sentence and exit code 2; `MappingError` is a
+mistake in code and keeps its traceback.
 """
 
 
@@ -10,7 +10,7 @@ class RefusedInput(ValueError):
 
 
 class CheckpointError(RefusedInput):
-    """A checkpoint file, one of its tensors, or their mapping onto the model is not as it must be."""
+    """A checkpoint file, one of its tensors, or their mapping is not as it must be."""
 
 
 class ConfigError(RefusedInput):
@@ -18,7 +18,7 @@ class ConfigError(RefusedInput):
 
 
 class MappingError(TypeError):
-    """A Parameter, LayerContainer or ContainerMap is defined wrongly; raised when the class is made."""
+    """A Parameter, LayerContainer or ContainerMap is defined wrongly; raised as it is made."""
 
 
 class CheckpointWarning(UserWarning):

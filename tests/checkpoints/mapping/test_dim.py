@@ -12,7 +12,8 @@ def test_shape_is_explained_by_config_fields():
     text = explain_shape([KV * HEAD, (KV + 2) * HEAD, 3 * HEAD, HEAD // (KV * 2), 9 - (KV - 1), 7])
     assert text == (
         "[8, 16, 12, 1, 8, 7] = [num_key_value_heads * head_dim, "
-        "(num_key_value_heads + 2) * head_dim, 3 * head_dim, head_dim // (num_key_value_heads * 2), 9 - (num_key_value_heads - 1), 7]"
+        "(num_key_value_heads + 2) * head_dim, 3 * head_dim, "
+        "head_dim // (num_key_value_heads * 2), 9 - (num_key_value_heads - 1), 7]"
     )
     assert explain_shape([8, 16]) == "[8, 16]"
 
