@@ -1,0 +1,179 @@
+"""The composition root: from a checkpoint and a configuration to an engine that can step."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxgen.config import EngineConfig
+from jaxgen.engine.engine import InferenceEngine
+from jaxgen.engine.memory import blocks_per_sequence, plan_blocks
+from jaxgen.engine.model import Model, build_model
+from jaxgen.engine.runner import StepRunner
+from jaxgen.ragged.buckets import Buckets
+from jaxgen.ragged.sequence import CacheGroup
+from jaxgen.ragged.state import StateManager
+from jaxgen_checkpoints.checkpoint import Checkpoint, open_checkpoint
+from jaxgen_checkpoints.errors import ConfigError
+from jaxgen_checkpoints.load import bytes_to_load, load
+from jaxgen_checkpoints.load_progress import loading_bar
+from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
+from jaxgen_checkpoints.store import save_snapshot
+from jaxgen_models.policy import InferencePolicy
+from jaxgen_models.registry import find_policy
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BLOCK_SIZE = 64
+
+type PolicyName = type[InferencePolicy] | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A checkpoint mapped onto a mesh, before any weight is read."""
+
+    checkpoint: Checkpoint
+    policy: InferencePolicy
+    layout: MeshLayout
+    weights: dict[str, Any]
+    reason: str
+
+
+def describe(
+    checkpoint: Checkpoint, *, tensor_parallel_size: int = 1, policy: PolicyName = None
+) -> Described:
+    """Finds the policy and maps every tensor; whatever is wrong is refused here, nothing read."""
+    choice = find_policy(checkpoint.config, checkpoint.source.tensors(), policy)
+    layout = MeshLayout(make_mesh(tensor=tensor_parallel_size))
+    weights = choice.policy.build_container_map().describe(
+        checkpoint.source, layout, strict=choice.policy.strict
+    )
+    return Described(checkpoint, choice.policy, layout, weights, choice.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model on its devices, and what its arrays are: enough to run it and to save it."""
+
+    described: Described
+    weights: dict[str, Any]
+    model: Model
+
+    def save(self, folder: Path) -> None:
+        """Writes a snapshot that any mesh can read back."""
+        checkpoint = self.described.checkpoint
+        save_snapshot(
+            folder,
+            self.weights,
+            self.described.weights,
+            policy=self.described.policy.family,
+            config=checkpoint.config,
+            generation_config=checkpoint.generation_config,
+            gguf_tokenizer=checkpoint.gguf_tokenizer,
+        )
+
+
+def load_model(described: Described, dtype: str, *, progress: bool = True) -> Loaded:
+    """Reads the weights onto the mesh. dtype: "auto" is the checkpoint's own.
+
+    progress: show a bar with GB/s where stderr is a terminal.
+    """
+    name = described.policy.config.dtype if dtype == "auto" else dtype
+    kind = jax.numpy.dtype(name)
+    total = bytes_to_load(described.weights, described.layout, kind)
+    with loading_bar(total, show=progress) as seen:
+        weights = load(described.weights, described.layout, kind, seen)
+    logger.info("%s; %.2f GB of weights as %s", described.reason, total / 1e9, name)
+    model = build_model(described.policy, weights, described.layout.mesh)
+    return Loaded(described, weights, model)
+
+
+def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
+    """An engine over a loaded model: KV cache sized, nothing compiled yet."""
+    model = loaded.model
+    max_context = _max_context(model, config)
+    block_size = config.block_size or DEFAULT_BLOCK_SIZE
+    groups = tuple(CacheGroup(window) for window in model.policy.cache_windows)
+    buckets = Buckets.for_limits(
+        max_tokens=config.max_num_batched_tokens,
+        max_rows=config.max_num_seqs,
+        max_blocks=-(-max_context // block_size),
+    )
+    per_sequence = blocks_per_sequence(
+        groups,
+        block_size=block_size,
+        max_context=max_context,
+        step_tokens=config.max_num_batched_tokens,
+    )
+
+    def runner(num_blocks: tuple[int, ...]) -> StepRunner:
+        return StepRunner(
+            model, num_blocks=num_blocks, block_size=block_size, num_slots=config.max_num_seqs
+        )
+
+    def temporary_bytes() -> int:
+        # What a step needs beside its arguments does not depend on how many pages there are.
+        probe = runner((1,) * len(groups))
+        return probe.temporary_bytes(("sample", buckets.mixed[-1]))
+
+    num_blocks = plan_blocks(
+        config.kv_memory,
+        model,
+        per_sequence,
+        block_size=block_size,
+        max_sequences=config.max_num_seqs,
+        temporary_bytes=temporary_bytes,
+    )
+    state = StateManager(
+        groups,
+        num_blocks,
+        block_size=block_size,
+        max_context=max_context,
+        max_tracked=config.max_tracked_sequences,
+        num_slots=config.max_num_seqs,
+    )
+    return InferenceEngine(
+        model,
+        config,
+        state=state,
+        runner=runner(num_blocks),
+        buckets=buckets,
+        save=loaded.save,
+    )
+
+
+def build_hf_engine(
+    path: str | Path,
+    engine_config: EngineConfig | Mapping[str, Any] | None = None,
+    *,
+    policy: PolicyName = None,
+) -> InferenceEngine:
+    """An engine for a Hugging Face checkpoint folder, a .gguf file or a snapshot of ours.
+
+    engine_config: an EngineConfig or a dict, flat or nested as DeepSpeed's. policy: a class of your
+    own, a family's name, "auto" for a Llama-like stranger, or None for the registry. RefusedInput
+    for whatever cannot be served, before anything is placed on a device.
+    """
+    config = EngineConfig.from_any(engine_config)
+    described = describe(
+        open_checkpoint(path), tensor_parallel_size=config.tensor_parallel_size, policy=policy
+    )
+    _max_context(described.policy, config)
+    return build_engine(load_model(described, config.dtype), config)
+
+
+def _max_context(model: Model | InferencePolicy, config: EngineConfig) -> int:
+    """Tokens of the longest sequence: what is asked for, if the model's positions reach so far."""
+    longest = model.config.max_context
+    if config.max_model_len is None:
+        return longest
+    if config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len = {config.max_model_len} is longer than the model's own limit, "
+            f"max_position_embeddings = {longest}"
+        )
+    return config.max_model_len

@@ -1,0 +1,88 @@
+"""One continuation while it grows: its tokens, text and log-probabilities, and what ends it."""
+
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from jaxgen.engine.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from jaxgen.sampling import Sampled, SamplingParams
+from jaxgen.schedule.request import Request
+from jaxgen.text.detokenize import IncrementalDetokenizer
+from jaxgen.text.tokenizer import Tokenizer
+
+
+class Continuation:
+    """Ties a scheduled request to the output that its caller sees."""
+
+    def __init__(
+        self,
+        request: Request,
+        output: RequestOutput,
+        index: int,
+        params: SamplingParams,
+        seed: int,
+        eos_ids: Items[int],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request = request
+        self.output = output
+        self.params = params
+        self.seed = seed
+        self._eos_ids = frozenset(() if params.ignore_eos else eos_ids)
+        self._stop_ids = frozenset(params.stop_token_ids)
+        self._completion = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+        output.outputs.append(self._completion)
+        self._detokenizer = (
+            None
+            if tokenizer is None or not params.detokenize
+            else IncrementalDetokenizer(
+                tokenizer,
+                stop=params.stop,
+                min_tokens=params.min_tokens,
+                include_stop_str_in_output=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+            )
+        )
+
+    def receive(self, token: int, sampled: Sampled, row: int) -> bool:
+        """Takes the next token; whether it ends the continuation by its content."""
+        completion = self._completion
+        completion.token_ids.append(token)
+        if completion.logprobs is not None:
+            completion.logprobs.append(self._logprob(token, sampled, row))
+        if len(completion.token_ids) <= self.params.min_tokens:
+            ends = False
+        elif token in self._eos_ids or token in self._stop_ids:
+            ends = True
+            completion.stop_reason = token if token in self._stop_ids else None
+        else:
+            ends = False
+        if self._detokenizer is not None and not ends:  # the id that ends it is no text
+            completion.text += self._detokenizer.push(token)
+            if self._detokenizer.done:
+                ends, completion.stop_reason = True, self._detokenizer.stop
+        if ends:
+            self._close(FinishReason.STOP)
+        return ends
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends it for a reason other than its content; nothing happens if it has ended."""
+        if self._completion.finish_reason is None:
+            self._close(reason)
+
+    def fail(self, error: str) -> None:
+        """Ends it with an error."""
+        self._completion.error = error
+        self.finish(FinishReason.ERROR)
+
+    def _close(self, reason: FinishReason) -> None:
+        if self._detokenizer is not None:
+            self._completion.text += self._detokenizer.finish()
+        self._completion.finish_reason = reason
+
+    def _logprob(self, token: int, sampled: Sampled, row: int) -> TokenLogprob:
+        count = self.params.logprobs or 0
+        ids = np.asarray(sampled.top_ids)[row, :count]
+        values = np.asarray(sampled.top_logprobs)[row, :count]
+        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+        return TokenLogprob(token, float(np.asarray(sampled.logprobs)[row]), top)

@@ -1,0 +1,177 @@
+"""The engine's verbs, as DeepSpeed has them: put, query, can_schedule, flush.
+
+It has no scheduler and no tokenizer: whoever calls decides what goes into the next step. The
+generation loop is one such caller.
+"""
+
+from collections.abc import Callable, Sequence as Items
+from pathlib import Path
+
+import numpy as np
+
+from jaxgen.config import EngineConfig
+from jaxgen.engine.model import Model
+from jaxgen.engine.runner import StepFailed, StepRunner
+from jaxgen.ragged.batch import BatchItem, pack
+from jaxgen.ragged.buckets import Buckets
+from jaxgen.ragged.capacity import Capacity
+from jaxgen.ragged.state import StateManager
+from jaxgen.schedule.limits import Limits
+from jaxgen.schedule.verdict import SchedulingError, SchedulingResult, can_schedule
+from jaxgen_checkpoints.errors import RefusedInput
+
+type TokenIds = Items[int] | np.ndarray
+
+
+class InferenceEngine:
+    """A model, its KV cache, and the sequences in it.
+
+    One thread owns an engine. `model`, `config`, `state`, `runner` and `buckets` are there to be
+    read; only the engine and its generation loop change them.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        *,
+        state: StateManager,
+        runner: StepRunner,
+        buckets: Buckets,
+        save: Callable[[Path], None],
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.state = state
+        self.runner = runner
+        self.buckets = buckets
+        self._save = save
+        self.capacity = Capacity(state)
+        self.limits = Limits(config.max_num_batched_tokens, config.max_num_seqs)
+
+    def put(
+        self,
+        batch_uids: Items[int],
+        batch_tokens: Items[TokenIds],
+        do_checks: bool = True,
+        *,
+        all_logits: bool = False,
+    ) -> np.ndarray:
+        """One forward over a ragged batch: a new uid begins a sequence, a known one goes on.
+
+        Returns float32 logits [len(batch_uids), vocab] of each sequence's last token, or with
+        all_logits [tokens, vocab] of every token given, sequence after sequence. Raises
+        SchedulingError, before anything changes, for a batch that does not fit; RefusedInput for
+        token ids outside the vocabulary. do_checks=False skips the dry run, not the token check.
+        """
+        batch = self._check(batch_uids, batch_tokens)
+        if do_checks:
+            result = self.can_schedule(batch_uids, [len(tokens) for tokens in batch])
+            if result is not SchedulingResult.Success:
+                raise SchedulingError(result)
+        if not batch:
+            return np.zeros((0, int(self.model.config.vocab_size)), np.float32)
+        items = self._reserve(batch_uids, batch)
+        counts = [len(item.tokens) for item in items]
+        bucket = self.buckets.fit(counts)
+        align = self.buckets.row_alignment
+        packed = pack(bucket, items, self.state, row_alignment=align)
+        try:
+            logits = np.asarray(self.runner.logits(bucket, packed, all_tokens=all_logits))
+        except StepFailed:
+            self._forget_everything()
+            raise
+        for uid in batch_uids:
+            self.state.commit(uid)
+        return logits[_token_rows(counts, align)] if all_logits else logits[: len(items)]
+
+    def query(self, uid: int, max_request_tokens: int, max_request_blocks: int) -> tuple[int, int]:
+        """(tokens, blocks): how many of the wanted tokens fit, and the new blocks that costs."""
+        return self.capacity.query(uid, max_request_tokens, max_request_blocks)
+
+    def can_schedule(self, uids: Items[int], lengths: Items[int]) -> SchedulingResult:
+        """Whether `put` would take a batch with these numbers of tokens; changes nothing."""
+        return can_schedule(self.capacity, uids, lengths, self.limits)
+
+    def get_remaining_block_capacity(self, uid: int) -> int:
+        """Tokens that fit in the blocks which the sequence owns already; 0 for an unknown uid."""
+        return self.capacity.remaining_block_capacity(uid)
+
+    def flush(self, uid: int) -> None:
+        """Forgets a sequence and frees its blocks; an unknown uid is fine."""
+        self.state.flush(uid)
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """Free blocks of each cache group."""
+        return list(self.state.free_blocks)
+
+    @property
+    def n_kv_cache_groups(self) -> int:
+        """Cache groups: layers that keep the same part of the past share one."""
+        return len(self.state.groups)
+
+    def serialize(self, save_path: str | Path) -> None:
+        """Writes the weights as a snapshot that any mesh can read back (build_hf_engine does)."""
+        self._save(Path(save_path))
+
+    def _check(self, uids: Items[int], batch_tokens: Items[TokenIds]) -> list[np.ndarray]:
+        if len(uids) != len(batch_tokens):
+            raise RefusedInput(f"{len(uids)} uids were given tokens for {len(batch_tokens)}")
+        if len(set(uids)) != len(uids):
+            raise RefusedInput(f"each uid may be in a batch once, got {list(uids)}")
+        return [self.check_tokens(uid, ids) for uid, ids in zip(uids, batch_tokens, strict=True)]
+
+    def check_tokens(self, uid: int | str, token_ids: TokenIds) -> np.ndarray:
+        """int32 [tokens]; RefusedInput for none, or for ids that the vocabulary does not have.
+
+        A gather on the device would clamp such ids in silence.
+        """
+        ids = np.asarray(token_ids)
+        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+            raise RefusedInput(f"sequence {uid}: expected a list of token ids, got {token_ids!r}")
+        vocab = int(self.model.config.vocab_size)
+        bad = ids[(ids < 0) | (ids >= vocab)]
+        if bad.size:
+            raise RefusedInput(
+                f"sequence {uid}: token ids {bad[:5].tolist()} are outside the vocabulary "
+                f"(0 to {vocab - 1})"
+            )
+        return ids.astype(np.int32)
+
+    def _reserve(self, uids: Items[int], batch: Items[np.ndarray]) -> list[BatchItem]:
+        """Reserves every sequence's tokens, or none."""
+        begun: list[int] = []
+        reserved: list[int] = []
+        try:
+            for uid, tokens in zip(uids, batch, strict=True):
+                if uid not in self.state:
+                    self.state.track(uid)
+                    begun.append(uid)
+                self.state.reserve(uid, len(tokens))
+                reserved.append(uid)
+        except (RuntimeError, ValueError):
+            for uid in reserved:
+                self.state.rollback(uid)
+            for uid in begun:
+                self.state.flush(uid)
+            raise
+        return [
+            BatchItem(self.state[uid], tokens, emit=False)
+            for uid, tokens in zip(uids, batch, strict=True)
+        ]
+
+    def _forget_everything(self) -> None:
+        """After a step died with the donated cache: no sequence has a past any more."""
+        for uid in list(self.state.uids):
+            self.state.flush(uid)
+        self.runner.reset()
+
+
+def _token_rows(counts: Items[int], align: int) -> np.ndarray:
+    """Where in the flat batch each sequence's tokens lie, spans beginning at multiples of align."""
+    spans = [-(-count // align) * align for count in counts]
+    starts = np.cumsum([0, *spans[:-1]])
+    return np.concatenate(
+        [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    )

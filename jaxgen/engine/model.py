@@ -1,0 +1,81 @@
+"""A loaded model as the step sees it: a static graph, flat leaves, and where each leaf lies.
+
+NNX objects are split once, here. Walking them in a hot loop costs milliseconds; a tuple of arrays
+does not.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxgen_checkpoints.heads import HeadLayout
+from jaxgen_models.config import DecoderConfig
+from jaxgen_models.decoder import Decoder
+from jaxgen_models.policy import InferencePolicy
+
+type Leaf = Any
+"""An array, or the jax.ShapeDtypeStruct that stands for it when a step is only compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a step is traced from. `leaves` are arrays, or shapes with shardings for planning."""
+
+    config: DecoderConfig
+    policy: InferencePolicy
+    mesh: Mesh
+    graph: nnx.GraphDef
+    tree: jax.tree_util.PyTreeDef
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def leaf_specs(self) -> tuple[PartitionSpec, ...]:
+        """For each leaf the mesh axes that its dimensions are divided over."""
+        return tuple(leaf.sharding.spec for leaf in self.leaves)
+
+    @property
+    def tensor_shards(self) -> int:
+        """Devices that share each layer."""
+        return self.mesh.shape["tensor"]
+
+    @property
+    def kv_slots(self) -> int:
+        """KV heads of the cache over all shards, copies and empty places included."""
+        config = self.config
+        return HeadLayout(config.heads, config.kv_heads, self.tensor_shards).kv_slots
+
+    @property
+    def dtype(self) -> jax.numpy.dtype:
+        """Type of the activations and of the KV cache."""
+        return self.leaves[0].dtype
+
+    def bytes_per_device(self) -> int:
+        """Bytes of the weights that one device holds."""
+        return sum(
+            leaf.dtype.itemsize * _size(leaf.sharding.shard_shape(leaf.shape))
+            for leaf in self.leaves
+        )
+
+    def merge(self, leaves: tuple[Leaf, ...]) -> Decoder:
+        """The modules over the given leaves; called while tracing, where leaves are local
+        shards.
+        """
+        return nnx.merge(self.graph, jax.tree.unflatten(self.tree, leaves))
+
+
+def build_model(policy: InferencePolicy, weights: Mapping[str, Any], mesh: Mesh) -> Model:
+    """Splits the policy's modules over `weights`: loaded arrays, or shapes with shardings."""
+    graph, state = nnx.split(policy.build_model(weights, mesh.shape["tensor"]))
+    leaves, tree = jax.tree.flatten(state)
+    return Model(policy.config, policy, mesh, graph, tree, tuple(leaves))
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size

@@ -1,0 +1,177 @@
+"""Runs steps: owns the weights' leaves, the pages and the sampler's state, and what is compiled.
+
+Pages and sampler are values: each step takes them, donated, and gives back new ones. Dispatch never
+waits for the device.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxgen import sampling
+from jaxgen.engine.model import Model
+from jaxgen.engine.step import hidden_step, logits_step, sampling_step
+from jaxgen.ragged.batch import packed_size
+from jaxgen.ragged.buckets import Bucket
+from jaxgen.sampling import Sampled, SamplerState, SlotRow
+from pallas_kernels.pages import KVPages, abstract_kv_pages, kv_pages_spec
+
+logger = logging.getLogger(__name__)
+
+type StepKey = tuple[str, Bucket]
+
+
+class StepFailed(RuntimeError):
+    """A step died on the device; the KV cache it was given is gone, every sequence with it."""
+
+
+class StepRunner:
+    """Device state and the jitted steps over it.
+
+    late_compiles: steps that were compiled after `warm_up`, each of which stalled every request.
+    """
+
+    def __init__(
+        self, model: Model, *, num_blocks: tuple[int, ...], block_size: int, num_slots: int
+    ) -> None:
+        self.model = model
+        self.late_compiles = 0
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._num_slots = num_slots
+        self._replicated = NamedSharding(model.mesh, PartitionSpec())
+        self._steps: dict[StepKey, Callable[..., Any]] = {}
+        self._warm = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Fresh pages and sampler state; whatever sequences were in them is lost."""
+        make = jax.jit(
+            lambda: jax.tree.map(
+                lambda s: jax.numpy.zeros(s.shape, s.dtype), self._abstract_pages()
+            ),
+            out_shardings=[_page_shardings(self.model)] * self.model.config.num_layers,
+        )
+        self._pages: list[KVPages] = make()
+        self._sampler: SamplerState = sampling.init(
+            self._num_slots, self.model.config.vocab_size, self._replicated
+        )
+
+    @property
+    def pages(self) -> tuple[KVPages, ...]:
+        """The KV cache, one entry a layer, as the last dispatched step will leave it."""
+        return tuple(self._pages)
+
+    def admit(self, slot: int, row: SlotRow) -> None:
+        """Writes a request's sampling settings into its slot; in order with the steps."""
+        self._sampler = sampling.admit(self._sampler, slot, row)
+
+    def sample(self, bucket: Bucket, packed: np.ndarray) -> Sampled:
+        """Dispatches a step that samples; the result is on its way to the host when it returns."""
+        step = self._step("sample", bucket)
+        try:
+            self._pages, self._sampler, sampled = step(
+                self.model.leaves, self._pages, self._sampler, self._send(packed)
+            )
+        except jax.errors.JaxRuntimeError as error:
+            raise StepFailed(f"step {bucket} failed on the device: {error}") from error
+        for leaf in jax.tree.leaves(sampled):
+            leaf.copy_to_host_async()
+        return sampled
+
+    def logits(self, bucket: Bucket, packed: np.ndarray, *, all_tokens: bool) -> jax.Array:
+        """float32 logits [rows, vocab] of each row's last token, or [tokens, vocab] of all."""
+        return self._read("all_logits" if all_tokens else "logits", bucket, packed)
+
+    def hidden(self, bucket: Bucket, packed: np.ndarray) -> jax.Array:
+        """[layers + 1, tokens, model]: the embedding's output and each block's."""
+        return self._read("hidden", bucket, packed)
+
+    def warm_up(self, keys: Iterable[StepKey]) -> None:
+        """Compiles steps in parallel threads; from now on a compile is counted as late."""
+        wanted = [key for key in keys if key not in self._steps]
+        steps = {key: self._trace(key) for key in wanted}
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            list(pool.map(lambda lowered: lowered.compile(), [s[1] for s in steps.values()]))
+        # jit finds the executable of an identical lowering; nothing is compiled a second time.
+        self._steps |= {key: jitted for key, (jitted, _) in steps.items()}
+        self._warm = True
+
+    def temporary_bytes(self, key: StepKey) -> int:
+        """Bytes that a compiled step needs beside its arguments, on one device."""
+        analysis = self._trace(key)[1].compile().memory_analysis()
+        return int(analysis.temp_size_in_bytes) if analysis is not None else 0
+
+    def _read(self, kind: str, bucket: Bucket, packed: np.ndarray) -> jax.Array:
+        step = self._step(kind, bucket)
+        try:
+            self._pages, out = step(self.model.leaves, self._pages, self._send(packed))
+        except jax.errors.JaxRuntimeError as error:
+            raise StepFailed(f"step {bucket} failed on the device: {error}") from error
+        return out
+
+    def _send(self, packed: np.ndarray) -> jax.Array:
+        return jax.device_put(packed, self._replicated)
+
+    def _step(self, kind: str, bucket: Bucket) -> Callable[..., Any]:
+        key = (kind, bucket)
+        if key not in self._steps:
+            if self._warm:
+                self.late_compiles += 1
+                logger.error("late compile of step %s %s: every request waits for it", kind, bucket)
+            self._steps[key] = self._make(key)
+        return self._steps[key]
+
+    def _make(self, key: StepKey) -> Callable[..., Any]:
+        kind, bucket = key
+        if kind == "sample":
+            return sampling_step(self.model, bucket)
+        if kind == "hidden":
+            return hidden_step(self.model, bucket)
+        return logits_step(self.model, bucket, all_logits=kind == "all_logits")
+
+    def _trace(self, key: StepKey) -> tuple[Callable[..., Any], jax.stages.Lowered]:
+        kind, bucket = key
+        size = packed_size(bucket, len(self._num_blocks))
+        packed = jax.ShapeDtypeStruct((size,), np.int32, sharding=self._replicated)
+        shapes: list[Any] = [self.model.leaves, self._abstract_pages()]
+        if kind == "sample":
+            shapes.append(
+                sampling.abstract_state(
+                    self._num_slots, self.model.config.vocab_size, self._replicated
+                )
+            )
+        jitted = self._make(key)
+        return jitted, jitted.lower(*shapes, packed)
+
+    def _abstract_pages(self) -> list[KVPages]:
+        return abstract_pages(self.model, self._num_blocks, self._block_size)
+
+
+def abstract_pages(model: Model, num_blocks: tuple[int, ...], block_size: int) -> list[KVPages]:
+    """The KV cache's shapes and shardings, one entry a layer."""
+    sharding = _page_shardings(model)
+    return [
+        abstract_kv_pages(
+            num_blocks[group],
+            page_size=block_size,
+            kv_heads=model.kv_slots,
+            head_dim=int(model.config.head_dim),
+            dtype=model.dtype,
+            sharding=sharding,
+        )
+        for group in model.policy.layer_cache_groups
+    ]
+
+
+def _page_shardings(model: Model) -> KVPages:
+    spec = kv_pages_spec("tensor")
+    return KVPages(
+        keys=NamedSharding(model.mesh, spec.keys), values=NamedSharding(model.mesh, spec.values)
+    )

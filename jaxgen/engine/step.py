@@ -1,0 +1,107 @@
+"""The step: (weights, pages, batch) becomes (pages, tokens) in one program, on every shard alike.
+
+One forward, two ends: logits for `put`, sampled tokens for generation. Everything runs inside one
+shard_map over the mesh, so that every collective is written down where it happens.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from jaxgen.engine.model import Model
+from jaxgen.ragged.batch import StepBatch, unpack
+from jaxgen.ragged.buckets import Bucket
+from jaxgen.sampling import Sampled, SamplerState, sample
+from pallas_kernels.pages import KVPages, kv_pages_spec
+
+type Pages = list[KVPages]
+
+_TENSOR = "tensor"
+_REPLICATED = PartitionSpec()
+
+
+def sampling_step(model: Model, bucket: Bucket) -> Callable[..., Any]:
+    """Jitted (leaves, pages, sampler, packed) -> (pages, sampler, Sampled).
+
+    pages and sampler are donated. packed: the int32 vector of `jaxgen.ragged.batch.pack`.
+    """
+
+    def local(
+        leaves: tuple[Array, ...], pages: Pages, sampler: SamplerState, packed: Int[Array, " words"]
+    ) -> tuple[Pages, SamplerState, Sampled]:
+        batch = _unpack(model, bucket, packed)
+        fed = sampler.last_token[batch.slots[batch.rows[0].token_places(bucket.tokens).row]]
+        tokens = jnp.where(batch.token_ids < 0, fed, batch.token_ids)
+        decoder = model.merge(leaves)
+        hidden, pages = decoder(tokens, pages, batch.rows, batch.anchors)
+        logits = decoder.logits(hidden[batch.last_index])
+        sampler, sampled = sample(logits, sampler, batch.slots, batch.emit)
+        return pages, sampler, sampled
+
+    pages = [kv_pages_spec(_TENSOR)] * model.config.num_layers
+    mapped = jax.shard_map(
+        local,
+        mesh=model.mesh,
+        in_specs=(model.leaf_specs, pages, _REPLICATED, _REPLICATED),
+        out_specs=(pages, _REPLICATED, _REPLICATED),
+        check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=(1, 2))
+
+
+def logits_step(model: Model, bucket: Bucket, all_logits: bool) -> Callable[..., Any]:
+    """Jitted (leaves, pages, packed) -> (pages, float32 logits); pages are donated.
+
+    Logits are [rows, vocab] of each row's last token, or [tokens, vocab] of every token.
+    """
+
+    def local(
+        leaves: tuple[Array, ...], pages: Pages, packed: Int[Array, " words"]
+    ) -> tuple[Pages, Float[Array, "out vocab"]]:
+        batch = _unpack(model, bucket, packed)
+        decoder = model.merge(leaves)
+        hidden, pages = decoder(batch.token_ids, pages, batch.rows, batch.anchors)
+        chosen = hidden if all_logits else hidden[batch.last_index]
+        return pages, decoder.logits(chosen)[:, : model.config.vocab_size]
+
+    return _jit_reading(model, local)
+
+
+def hidden_step(model: Model, bucket: Bucket) -> Callable[..., Any]:
+    """Jitted (leaves, pages, packed) -> (pages, [layers + 1, tokens, model]); pages are donated.
+
+    The embedding's output and each block's: what `jaxgen verify` compares to find the first layer
+    that diverges.
+    """
+
+    def local(
+        leaves: tuple[Array, ...], pages: Pages, packed: Int[Array, " words"]
+    ) -> tuple[Pages, Float[Array, "states tokens model"]]:
+        batch = _unpack(model, bucket, packed)
+        states: list[Array] = []
+        _, pages = model.merge(leaves)(
+            batch.token_ids, pages, batch.rows, batch.anchors, watch=states
+        )
+        return pages, jnp.stack(states)
+
+    return _jit_reading(model, local)
+
+
+def _jit_reading(model: Model, local: Callable[..., Any]) -> Callable[..., Any]:
+    pages = [kv_pages_spec(_TENSOR)] * model.config.num_layers
+    mapped = jax.shard_map(
+        local,
+        mesh=model.mesh,
+        in_specs=(model.leaf_specs, pages, _REPLICATED),
+        out_specs=(pages, _REPLICATED),
+        check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=1)
+
+
+def _unpack(model: Model, bucket: Bucket, packed: Int[Array, " words"]) -> StepBatch:
+    return unpack(packed, bucket, len(model.policy.cache_windows))
