@@ -5,8 +5,10 @@ window's start to its causal limit, never the whole block table. Softmax is onli
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -34,14 +36,14 @@ class _Plan:
 
 
 def _plan(tokens: int, rows: int, page_size: int, table_blocks: int) -> _Plan:
-    """Wide on accelerators, where one small operation costs as much as a large one; narrow on CPU.
+    """Wide on accelerators, where one small operation costs as much as a large one.
 
-    Lanes advance to the furthest causal limit among them, so on CPU uneven rows waste little.
+    Lanes all advance to the furthest causal limit among them; on CPU, one lane wastes nothing.
     """
     on_cpu = target_platform() == "cpu"
     decode = tokens <= 2 * rows
-    tile = 1 if decode else min(tokens, 128 if on_cpu else 32)
-    lanes = min(tokens, (8 if on_cpu else 64) if decode else (1 if on_cpu else 16))
+    tile = 1 if decode else min(tokens, 64 if on_cpu else 32)
+    lanes = 1 if on_cpu else min(tokens, 64 if decode else 16)
     return _Plan(tile=tile, lanes=lanes, blocks=min(table_blocks, max(1, 256 // page_size)))
 
 
@@ -76,14 +78,40 @@ def run(
 ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
     """As ragged_attention."""
     pages = pages.write(k_new, v_new, rows)
-    tokens = q.shape[0]
-    plan = _plan(tokens, rows.starts.shape[0], pages.page_size, rows.block_table.shape[1])
-    tiles = jnp.where(
-        rows.live_lengths() > 0, (rows.live_lengths() + plan.tile - 1) // plan.tile, 0
+    plan = _plan(q.shape[0], rows.starts.shape[0], pages.page_size, rows.block_table.shape[1])
+    out = _attend(
+        q,
+        pages,
+        rows,
+        sinks,
+        alibi,
+        plan=plan,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
     )
+    return out, pages
+
+
+# Jitted so that the unrolled layers of a model trace it once.
+@partial(jax.jit, static_argnames=("plan", "scale", "window", "soft_cap"))
+def _attend(
+    q: Float[Array, "tokens heads head"],
+    pages: KVPages,
+    rows: RaggedRows,
+    sinks: Float[Array, " heads"] | None,
+    alibi: Float[Array, " heads"] | None,
+    *,
+    plan: _Plan,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+) -> Float[Array, "tokens heads head"]:
+    tokens = q.shape[0]
+    tiles = (rows.live_lengths() + plan.tile - 1) // plan.tile
     ends = jnp.cumsum(tiles)
 
-    def attend(step: Int[Array, ""], out: Array) -> Array:
+    def advance(step: Int[Array, ""], out: Array) -> Array:
         chosen = _take_tiles(step * plan.lanes, plan, tiles, ends)
         offset = chosen.first[:, None] + jnp.arange(plan.tile, dtype=jnp.int32)
         valid = chosen.live[:, None] & (offset < rows.query_lengths[chosen.row][:, None])
@@ -108,8 +136,8 @@ def run(
     steps = (ends[-1] + plan.lanes - 1) // plan.lanes
     out = jnp.zeros_like(q)
     if plan.tile == 1 and plan.lanes == tokens:  # the one step there can be
-        return attend(jnp.int32(0), out), pages
-    return lax.fori_loop(0, steps, attend, out), pages
+        return advance(jnp.int32(0), out)
+    return lax.fori_loop(0, steps, advance, out)
 
 
 def _take_tiles(
