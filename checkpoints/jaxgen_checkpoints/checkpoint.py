@@ -16,6 +16,7 @@ from jaxgen_checkpoints.readers.gguf_checkpoint import open_gguf
 from jaxgen_checkpoints.readers.orbax_source import METADATA_NAME, OrbaxSource
 from jaxgen_checkpoints.readers.safetensors_source import SafetensorsSource, open_sharded
 from jaxgen_checkpoints.readers.shard_index import INDEX_NAME
+from jaxgen_checkpoints.snapshot import SNAPSHOT_FILE, open_snapshot
 from jaxgen_checkpoints.source import TensorSource
 
 CONFIG_NAME = "config.json"
@@ -29,7 +30,8 @@ class Checkpoint:
     """An opened checkpoint: nothing of its weights has been read yet.
 
     `path` is None for one that never was a file. `generation_config` is empty if there is none.
-    `gguf_tokenizer` holds the `tokenizer.*` metadata of a GGUF file under the file's own keys.
+    `gguf_tokenizer` holds the `tokenizer.*` metadata of a GGUF file under the file's own keys. The
+    `source` of a snapshot is a `SnapshotSource`: finished weights rather than tensors to be mapped.
     """
 
     path: Path | None
@@ -40,7 +42,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open the folder with config.json and weights, or the .gguf file, at `path`.
+    """Open the folder with config.json and weights, the snapshot, or the .gguf file at `path`.
 
     Raises `CheckpointError` or `ConfigError` for every malformed, missing or incomplete file; warns
     (`CheckpointWarning`) of what is odd but clear. Nothing is unpickled, and no file outside the
@@ -87,6 +89,15 @@ def read_configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
+    if (folder / SNAPSHOT_FILE).exists(follow_symlinks=False):
+        snapshot = open_snapshot(folder)
+        return Checkpoint(
+            folder,
+            snapshot.config,
+            snapshot.generation_config,
+            snapshot.source,
+            snapshot.gguf_tokenizer,
+        )
     config, generation_config = read_configs(folder)
     return Checkpoint(folder, config, generation_config, _open_weights(folder), None)
 
