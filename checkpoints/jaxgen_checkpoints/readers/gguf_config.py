@@ -35,6 +35,11 @@ def build_config(path: Path, header: GGUFHeader, rope_factors: np.ndarray | None
     experts, partial rotation, key and value heads of different size.
     """
     architecture, metadata = architecture_of(path, header), GGUFMetadata(path, header)
+    if header.metadata.get("split.count", 1) not in (0, 1):
+        raise CheckpointError(
+            f"{path}: one part of a GGUF that was split; expected it whole: join the parts with "
+            "`llama-gguf-split --merge`"
+        )
     if metadata.find("expert_count"):
         raise ConfigError(f"{path}: mixtures of experts are not read from GGUF; use safetensors")
     model_dim = metadata.size("embedding_length")

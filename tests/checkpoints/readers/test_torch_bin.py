@@ -16,6 +16,7 @@ def test_without_torch_it_says_what_to_install(bad_dir, monkeypatch):
         open_torch_checkpoint(bad_dir / "pickle_bin")
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_code_in_a_pickle_never_runs(bad_dir, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
