@@ -126,6 +126,6 @@ def _check_heads(path: Path, stored: Mapping[str, GGUFTensor], head_dim: int) ->
     for name, tensor in stored.items():
         if name.endswith(_INTERLEAVED) and tensor.shape[0] % head_dim:
             raise CheckpointError(
-                f"{path}: {printable_name(name)}: {tensor.shape[0]} rows are no multiple of the head size "
-                f"{head_dim}"
+                f"{path}: {printable_name(name)}: {tensor.shape[0]} rows are no multiple of "
+                f"the head size {head_dim}"
             )

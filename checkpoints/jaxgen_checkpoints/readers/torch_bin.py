@@ -7,7 +7,7 @@ and runs no code of the file's, may touch it; it is not used to serve.
 import importlib
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,12 +52,14 @@ class TorchBinSource:
         self._tensors: dict[str, Any] = {}
         self._infos: dict[str, TensorInfo] = {}
         for file, state in states.items():
-            for name, tensor in state.items():
-                where = f"{folder / file}: {printable_name(str(name))}"
-                if name in self._tensors:
-                    raise CheckpointError(f"{where} is also in {self._infos[name].origin}")
-                self._infos[name] = TensorInfo(name, *_shape_and_dtype(where, torch, tensor), file)
-                self._tensors[name] = tensor
+            for info in _infos(folder / file, torch, state):
+                if info.name in self._infos:
+                    raise CheckpointError(
+                        f"{folder}: tensor {printable_name(info.name)} is in "
+                        f"{self._infos[info.name].origin} and {file}"
+                    )
+                self._infos[info.name] = info
+                self._tensors[info.name] = state[info.name]
         self.description = f"{len(states)} pytorch_model.bin files in {folder}"
 
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -114,12 +116,14 @@ def _load(torch: ModuleType, path: Path) -> Mapping[str, Any]:
     return state
 
 
-def _shape_and_dtype(
-    where: str, torch: ModuleType, tensor: object
-) -> tuple[tuple[int, ...], np.dtype]:
-    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-        raise CheckpointError(f"{where}: expected a dense tensor, got {type(tensor).__name__}")
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise CheckpointError(f"{where}: dtype {name} is not known; known are {', '.join(_DTYPES)}")
-    return tuple(tensor.shape), _DTYPES[name]
+def _infos(path: Path, torch: ModuleType, state: Mapping[str, Any]) -> Iterator[TensorInfo]:
+    for name, tensor in state.items():
+        where = f"{path}: {printable_name(name)}"
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            raise CheckpointError(f"{where}: expected a dense tensor, got {type(tensor).__name__}")
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if kind not in _DTYPES:
+            raise CheckpointError(
+                f"{where}: dtype {kind} is not known; known are {', '.join(_DTYPES)}"
+            )
+        yield TensorInfo(name, tuple(tensor.shape), _DTYPES[kind], path.name)
