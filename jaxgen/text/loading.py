@@ -1,0 +1,133 @@
+"""From a checkpoint folder to a Tokenizer, whichever vocabulary file there is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from jaxgen.text.backend_errors import refused
+from jaxgen.text.byte_level import byte_level_tokenizer, merge_pairs
+from jaxgen.text.chat_template import ChatTemplate
+from jaxgen.text.sentencepiece_model import read_sentencepiece
+from jaxgen.text.tiktoken_file import read_tiktoken
+from jaxgen.text.tokenizer import Tokenizer
+from jaxgen_checkpoints.errors import CheckpointError
+from jaxgen_checkpoints.json_file import read_json_object
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json + merges.txt", "tokenizer.model", "qwen.tiktoken")
+
+
+def load_tokenizer(
+    folder: str | Path, *, vocab_size: int | None = None, chat_template: str | None = None
+) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder; `chat_template` (its text) replaces the folder's own.
+
+    Raises CheckpointError naming the file that is unreadable, or the files looked for.
+    """
+    folder = Path(folder)
+    config = _optional_json(folder / "tokenizer_config.json")
+    special = _special_tokens(folder, config)
+    template = chat_template or _template_source(folder, config)
+    return Tokenizer(
+        _vocabulary(folder, config),
+        special_tokens=special,
+        add_bos=config.get("add_bos_token"),
+        add_eos=config.get("add_eos_token"),
+        chat_template=ChatTemplate(template, special) if template else None,
+        vocab_size=vocab_size,
+    )
+
+
+def _vocabulary(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    ready = folder / "tokenizer.json"
+    vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
+    pieces, ranks = folder / "tokenizer.model", folder / "qwen.tiktoken"
+    if ready.is_file():
+        return _from_tokenizer_json(ready)
+    if vocabulary.is_file() and merges.is_file():
+        backend = _from_vocab_and_merges(vocabulary, merges, str(config.get("tokenizer_class")))
+        return _with_added_tokens(backend, config)
+    if pieces.is_file():
+        return _with_added_tokens(read_sentencepiece(pieces), config)
+    if ranks.is_file():
+        return _with_added_tokens(read_tiktoken(ranks), config)
+    message = (
+        f"no tokenizer in {folder}: looked for {', '.join(VOCABULARY_FILES)}; copy the model's "
+        "tokenizer.json there, name another folder with --tokenizer, or work with token ids"
+    )
+    raise CheckpointError(message)
+
+
+def _from_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
+    with refused(f"{path} cannot be read as a tokenizer"):
+        return tokenizers.Tokenizer.from_buffer(path.read_bytes())
+
+
+def _from_vocab_and_merges(
+    vocabulary: Path, merges: Path, tokenizer_class: str
+) -> tokenizers.Tokenizer:
+    """GPT-2's and Qwen2's files: byte-level BPE, cut as the tokenizer's class does."""
+    ids = read_json_object(vocabulary)
+    try:
+        lines = merges.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{merges} is not UTF-8 text: {error}") from error
+    rules = [line for line in lines if line and not line.startswith("#version")]
+    pairs = merge_pairs(rules, str(merges))
+    cut = "qwen2" if tokenizer_class.startswith("Qwen2") else "gpt-2"
+    with refused(f"{vocabulary} and {merges.name} are no BPE vocabulary"):
+        return byte_level_tokenizer(ids, pairs, cut)
+
+
+def _with_added_tokens(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any]
+) -> tokenizers.Tokenizer:
+    """Add tokenizer_config.json's added tokens, in the order of their ids."""
+    entries = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
+        token = AddedToken(
+            entry["content"],
+            single_word=entry.get("single_word", False),
+            lstrip=entry.get("lstrip", False),
+            rstrip=entry.get("rstrip", False),
+            normalized=entry.get("normalized", False),
+            special=entry.get("special", False),
+        )
+        backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
+    return backend
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> token: tokenizer_config.json's, else special_tokens_map.json's."""
+    entries = {**_optional_json(folder / "special_tokens_map.json"), **config}
+    found = {}
+    for name in SPECIAL_NAMES:
+        entry = entries.get(name)
+        token = entry.get("content") if isinstance(entry, Mapping) else entry
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """chat_template.jinja, else tokenizer_config.json's template or list of named templates."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path} is not UTF-8 text: {error}") from error
+    given = config.get("chat_template")
+    if not given or isinstance(given, str):
+        return given or None
+    if isinstance(given, list) and all(isinstance(entry, Mapping) for entry in given):
+        return {str(entry.get("name")): str(entry.get("template")) for entry in given}
+    where = folder / "tokenizer_config.json"
+    raise CheckpointError(f"{where}: chat_template must be a text or a list of named templates")
