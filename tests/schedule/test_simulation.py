@@ -29,8 +29,8 @@ EOS = 0
 
 
 def next_token(tokens):
-    """A model: the next token follows from all that came before; one in ten ends the text."""
-    return random.Random(str(tokens)).randrange(10)
+    """A model: the next token follows from all that came before; one in thirty ends the text."""
+    return random.Random(str(tokens)).randrange(30)
 
 
 def truth(prompt, max_tokens):
@@ -89,15 +89,16 @@ class Simulation(RuleBasedStateMachine):
     @initialize(
         windows=st.sampled_from([(None,), (None, 3), (5,), (2, None, 7)]),
         max_tokens=st.integers(3, 24),
-        max_sequences=st.integers(1, 5),
+        max_sequences=st.integers(1, 6),
         block_size=st.sampled_from([1, 2, 4]),
-        blocks=st.integers(12, 40),
+        spare=st.integers(-8, 8),
         recompute_at=st.sampled_from([None, None, 9]),
         no_chunking=st.sampled_from([False, False, True]),
     )
     def build(
-        self, windows, max_tokens, max_sequences, block_size, blocks, recompute_at, no_chunking
+        self, windows, max_tokens, max_sequences, block_size, spare, recompute_at, no_chunking
     ):
+        blocks = max(4, 32 // block_size + spare)
         self.limits = Limits(
             max_tokens,
             min(max_sequences, max_tokens),
@@ -119,11 +120,17 @@ class Simulation(RuleBasedStateMachine):
         self.cancelled = set()
 
     @rule(
-        length=st.integers(1, 20),
-        max_tokens=st.integers(1, 20),
-        priority=st.integers(0, 1),
+        sizes=st.lists(
+            st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(0, 1)),
+            min_size=1,
+            max_size=4,
+        )
     )
-    def submit(self, length, max_tokens, priority):
+    def submit(self, sizes):
+        for length, max_tokens, priority in sizes:
+            self.submit_one(length, max_tokens, priority)
+
+    def submit_one(self, length, max_tokens, priority):
         uid = len(self.requests) + len(self.cancelled) + 1000
         prompt = [uid * 100 + i for i in range(length)]
         request = Request(
@@ -142,9 +149,10 @@ class Simulation(RuleBasedStateMachine):
         for request, token in self.unread.popleft():
             self.scheduler.receive(request, token, stop=token == EOS)
 
-    @rule()
-    def step(self):
-        self.advance()
+    @rule(times=st.integers(1, 6))
+    def steps(self, times):
+        for _ in range(times):
+            self.advance()
 
     def advance(self):
         if len(self.unread) > 1:
