@@ -1,5 +1,6 @@
 """Ids and text are those of transformers, for every fixture, vocabulary file and GGUF."""
 
+import base64
 import json
 import shutil
 
@@ -65,6 +66,23 @@ def test_vocab_and_merges_alone(golden_dir, tmp_path):
     assert tokenizer.eos_id == cases(folder)["eos_token_id"]
     for case in cases(folder)["texts"]:
         assert tokenizer.encode(case["text"]) == case["ids"]
+
+
+def test_tiktoken_file_alone(golden_dir, tmp_path):
+    folder = golden_dir("qwen2")
+    full = load_tokenizer(folder)
+    words = [full.token_bytes(token) for token in range(min(full.special_ids))]
+    lines = [base64.b64encode(word).decode() + f" {rank}" for rank, word in enumerate(words)]
+    (tmp_path / "qwen.tiktoken").write_text("\n".join(lines))
+    shutil.copy(folder / "tokenizer_config.json", tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.eos_id == full.eos_id
+    for case in cases(folder)["texts"]:
+        assert tokenizer.encode(case["text"]) == case["ids"]
+
+    (tmp_path / "qwen.tiktoken").write_text("IQ== 0\n??? 1\n")
+    with pytest.raises(CheckpointError, match=r"qwen\.tiktoken:2 is no token and rank"):
+        load_tokenizer(tmp_path)
 
 
 def test_config_decides_about_bos(golden_dir, tmp_path):
