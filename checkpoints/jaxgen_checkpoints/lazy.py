@@ -15,10 +15,9 @@ from jaxgen_checkpoints.lazy_ranges import (
     Box,
     assemble,
     box_shape,
-    covering_range,
+    gathered_ranges,
     merged_pieces,
     replace_range,
-    runs,
 )
 from jaxgen_checkpoints.source import TensorInfo, TensorSource, slice_bounds
 
@@ -232,19 +231,16 @@ class _Taken(_Unary):
     def read_box(self, box: Box) -> np.ndarray:
         axis = self.axis
         wanted = self.indices[slice(*box[axis])]
-        cover = covering_range(wanted)
-        if cover is not None:
-            values = self.base.read_box(replace_range(box, axis, cover))
-            if cover[1] - cover[0] == len(wanted) and (np.diff(wanted) == 1).all():
-                return values
-            values = np.take(values, np.maximum(wanted - cover[0], 0), axis)
-            values[(slice(None),) * axis + (wanted < 0,)] = 0
-            return values
-        values = np.zeros(box_shape(box), self.dtype)
-        for place, bounds in runs(wanted):
+        values = None
+        for bounds, places, order in gathered_ranges(wanted):
             part = self.base.read_box(replace_range(box, axis, bounds))
-            values[(slice(None),) * axis + (place,)] = part
-        return values
+            part = part if order is None else np.take(part, order, axis)
+            if isinstance(places, slice) and places.stop - places.start == len(wanted):
+                return part
+            if values is None:
+                values = np.zeros(box_shape(box), self.dtype)
+            values[(slice(None),) * axis + (places,)] = part
+        return np.zeros(box_shape(box), self.dtype) if values is None else values
 
 
 class _Mapped(_Unary):

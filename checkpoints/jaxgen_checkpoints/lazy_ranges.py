@@ -7,6 +7,9 @@ import numpy as np
 type Box = tuple[tuple[int, int], ...]
 """One (start, stop) per axis; never empty once `LazyTensor.read` has let it through."""
 
+MANY_READS = 32
+"""Up to so many small reads are made before a large one that reads up to twice too much."""
+
 
 def box_shape(box: Box) -> tuple[int, ...]:
     """Shape of the values in a box."""
@@ -38,26 +41,39 @@ def merged_pieces(
         yield (last, last + 1), (0, stop)
 
 
-def runs(indices: np.ndarray) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """Yield (places in the result, range of the operand) for each run of consecutive indices."""
-    breaks = np.flatnonzero(np.diff(indices) != 1) + 1
-    for start, stop in zip([0, *breaks.tolist()], [*breaks.tolist(), len(indices)], strict=True):
-        # A break never falls between -1 and 0, which do follow each other.
-        first = start + (indices[start] < 0)
-        if first < stop and indices[first] >= 0:
-            yield slice(first, stop), (int(indices[first]), int(indices[stop - 1]) + 1)
+def gathered_ranges(
+    wanted: np.ndarray,
+) -> Iterator[tuple[tuple[int, int], slice | np.ndarray, np.ndarray | None]]:
+    """Plan a gather of `wanted` indices, -1 for none: each range to read once, whole runs together.
 
-
-def covering_range(indices: np.ndarray) -> tuple[int, int] | None:
-    """Return one range to read for all indices >= 0; None where it would read over twice too much.
-
-    Most of what it covers is wanted, so that one large read beats many small ones.
+    Yields (range of the operand, its places in the result, the order to take its rows in or None
+    where they come as they are). Example, [4, 0, 1, -1]: range 0..2 at places 1..3, 4..5 at 0..1.
     """
-    live = np.unique(indices[indices >= 0])
-    if not live.size:
-        return None
-    low, high = int(live[0]), int(live[-1]) + 1
-    return (low, high) if high - low <= 2 * live.size else None
+    order = np.argsort(wanted, kind="stable")
+    order = order[wanted[order] >= 0]
+    if not order.size:
+        return
+    live = np.unique(wanted[order])
+    starts = np.flatnonzero(np.diff(live, prepend=live[0] - 2) != 1)
+    span = int(live[-1] + 1 - live[0])
+    if len(starts) > max(MANY_READS, len(live) // 2) and span <= 2 * len(live):
+        # Every other row, say: one read of twice the bytes beats very many small ones.
+        starts = starts[:1]
+    firsts = live[starts]
+    lasts = live[np.append(starts[1:], len(live)) - 1]
+    cuts = np.append(np.searchsorted(wanted[order], firsts), len(order))
+    for first, last, low, high in zip(firsts, lasts, cuts[:-1], cuts[1:], strict=True):
+        bounds = (int(first), int(last) + 1)
+        places = order[low:high]
+        rows = wanted[places] - first
+        if _consecutive(places) and len(rows) == bounds[1] - bounds[0] and _consecutive(rows):
+            yield bounds, slice(int(places[0]), int(places[-1]) + 1), None
+        else:
+            yield bounds, places, rows
+
+
+def _consecutive(numbers: np.ndarray) -> bool:
+    return bool((np.diff(numbers) == 1).all())
 
 
 def assemble(axis: int, pieces: Sequence[np.ndarray]) -> np.ndarray:

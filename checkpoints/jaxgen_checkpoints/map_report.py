@@ -75,16 +75,16 @@ class MapReport:
         lines = [*self._layer_lines(), *self._grouped(self._refused)]
         if strict:
             lines += self._unused_lines()
-        return self._message("does not fit the model", lines)
+        return self._message("the tensors do not fit the model", lines)
 
     def warning(self) -> str | None:
         """All that is left unused in one message; None where nothing is."""
-        return self._message("is loaded, but not all of it is used", list(self._unused_lines()))
+        return self._message("not all tensors are used", list(self._unused_lines()))
 
     def _message(self, what: str, lines: Sequence[str]) -> str | None:
         if not lines:
             return None
-        head = f"{self._description} {what}"
+        head = f"{self._description}: {what}"
         if len(lines) == 1:
             return f"{head}: {lines[0]}"
         shown = [*lines[:MAX_LINES]]
@@ -147,7 +147,8 @@ class MapReport:
         for members in groups.values():
             text, _ = members[0]
             others = [index for _, index in members[1:] if index is not None]
-            yield f"{text} (likewise in layers {ranges(others)})" if others else text
+            plural = "s" if len(others) > 1 else ""
+            yield f"{text} (likewise in layer{plural} {ranges(others)})" if others else text
 
     def _local(self, name: str) -> tuple[int, str] | None:
         for prefix in self._prefixes:
