@@ -171,7 +171,7 @@ def _max_context(model: Model | InferencePolicy, config: EngineConfig) -> int:
     longest = model.config.max_context
     if config.max_model_len is None:
         return longest
-    if config.max_model_len > longest:
+    if config.max_model_len > longest and not model.config.rope.unbounded:
         raise ConfigError(
             f"max_model_len = {config.max_model_len} is longer than the model's own limit, "
             f"max_position_embeddings = {longest}"

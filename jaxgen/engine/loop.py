@@ -111,7 +111,7 @@ class GenerationLoop:
         self._outputs[request_id] = output
 
     def abort(self, request_id: str) -> None:
-        """Ends a request at once; what it has generated stays in its output. Unknown ids are fine."""
+        """Ends a request at once; its output keeps what was generated. Unknown ids are fine."""
         for continuation in self._of(request_id):
             continuation.finish(FinishReason.ABORT)
             self._end(continuation.request)

@@ -27,7 +27,7 @@ class CompletionOutput:
     """One continuation.
 
     text is empty where nothing detokenises. stop_reason: the stop string or stop token id that
-    ended it; None after EOS or at full length. error: what went wrong, where finish_reason is ERROR.
+    ended it; None after EOS or at full length. error: what went wrong, if finish_reason is ERROR.
     """
 
     index: int

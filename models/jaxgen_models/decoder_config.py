@@ -46,7 +46,8 @@ def read_decoder_config(
             f"num_key_value_heads = {kv_heads}"
         )
     head = _head_dim(hf, model_dim, heads, head_dim)
-    max_context = hf.size("max_position_embeddings")
+    max_positions = int(hf.size("max_position_embeddings"))
+    rope = read_rope(hf, int(head), max_positions, theta)
     config = DecoderConfig(
         num_layers=num_layers,
         model_dim=model_dim,
@@ -57,9 +58,9 @@ def read_decoder_config(
         vocab_size=hf.size("vocab_size"),
         norm_eps=hf.number("rms_norm_eps", norm_eps),
         activation=hf.choice("hidden_act", tuple(ACTIVATIONS)),
-        rope=read_rope(hf, int(head), int(max_context), theta),
+        rope=rope,
         windows=windows(hf, num_layers) if windows else (None,) * int(num_layers),
-        max_context=int(max_context),
+        max_context=rope.context(max_positions),
         tied=hf.flag("tie_word_embeddings", tied),
         qkv_bias=qkv_bias,
         output_bias=output_bias,

@@ -20,8 +20,8 @@ _REGISTRY: dict[str, type["InferencePolicy"]] = {}
 class InferencePolicy(ABC):
     """One family. `architectures` are the names in config.json that it accepts.
 
-    `model_types` are what it accepts where a config names no architecture. A `strict` policy refuses
-    a checkpoint that holds a tensor it has no place for; others warn.
+    `model_types` are what it accepts where a config names no architecture. A `strict` policy
+    refuses a checkpoint that holds a tensor it has no place for; others warn.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ()

@@ -53,6 +53,19 @@ class RopeConfig:
     attention_factor: float = 1.0
     truncate: bool = True
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether positions beyond any configured length are what the scaling is made for."""
+        return self.kind == "dynamic"
+
+    def context(self, max_positions: int) -> int:
+        """Tokens that positions are meant for, where the config names `max_positions`."""
+        if self.kind in ("linear", "dynamic"):
+            return int(max_positions * self.factor)
+        if self.kind == "yarn":
+            return max(max_positions, int(self.original_context * self.factor))
+        return max_positions
+
 
 def read_rope(
     hf: HFConfig, dim: int, max_context: int, default_theta: float = 10000.0
