@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 
 from jaxgen_checkpoints.errors import CheckpointWarning
 from jaxgen_checkpoints.finite import all_finite, explain_non_finite
-from jaxgen_checkpoints.mesh_layout import MeshLayout
+from jaxgen_checkpoints.mesh_layout import Device, MeshLayout
 from jaxgen_checkpoints.source import slice_bounds
 from jaxgen_checkpoints.weight import Weight
 
@@ -94,9 +94,9 @@ def bytes_to_load(described: Tree, mesh: MeshLayout, dtype: DTypeLike) -> int:
 
 def _shards(
     weight: Weight, sharding: NamedSharding
-) -> Iterator[tuple[tuple[slice, ...], list[jax.Device]]]:
+) -> Iterator[tuple[tuple[slice, ...], list[Device]]]:
     """Each slice of the weight that this process holds, with all the devices that hold it."""
-    holders: dict[tuple[tuple[int, int], ...], list[jax.Device]] = defaultdict(list)
+    holders: dict[tuple[tuple[int, int], ...], list[Device]] = defaultdict(list)
     for device, index in sharding.addressable_devices_indices_map(weight.shape).items():
         holders[slice_bounds("weight", weight.shape, index or ())].append(device)
     for bounds, devices in holders.items():

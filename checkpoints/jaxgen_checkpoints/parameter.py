@@ -148,9 +148,9 @@ class Parameter:
     def problems(self, model: ModelShape) -> Iterator[Problem]:
         """What is wrong with the tensors that have been set: shape or dtype."""
         expected = self.expected(model)
-        for name, kind in self.dependencies.items():
+        for name in self.dependencies:
             value = self.__dict__.get(name)
-            tensors = value.set_items() if issubclass(kind, ParameterList) else [value]
+            tensors = value.set_items() if isinstance(value, ParameterList) else [value]
             for tensor in tensors:
                 if tensor is not None:
                     yield from check_tensor(tensor, expected[name])
