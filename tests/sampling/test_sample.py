@@ -12,6 +12,8 @@ from jaxgen.sampling import InvalidParameter, SamplingParams, admit, init, sampl
 from jaxgen.sampling.truncate import keep_top_k, keep_top_p
 
 VOCAB = 24
+PADDING = 8
+SLOTS = 4
 DRAWS = 8192
 step = jax.jit(sample)
 
@@ -44,21 +46,28 @@ def expected(logits, params, prompt, output):
     return softmax(logits)
 
 
-def admitted(*requests, slots=4, vocab=VOCAB):
+def admitted(*requests):
     """A state whose slot i holds the i-th (params, seed, prompt, output)."""
-    state = init(slots, vocab)
+    state = init(SLOTS, VOCAB)
     for slot, (params, seed, prompt, output) in enumerate(requests):
         row = slot_row(
-            params, vocab_size=vocab, seed=seed, prompt_ids=prompt, output_ids=output, eos_ids=[2]
+            params, vocab_size=VOCAB, seed=seed, prompt_ids=prompt, output_ids=output, eos_ids=[2]
         )
         state = admit(state, slot, row)
     return state
 
 
-def draw(logits, state, slots, emit=None):
-    emit = np.ones(len(slots), bool) if emit is None else np.array(emit)
-    logits = jnp.asarray(logits, jnp.float32)
-    return step(logits, state, jnp.asarray(slots, jnp.int32), jnp.asarray(emit))
+def draw(logits, state, slots, emit=None, padding=PADDING):
+    """One step whose further rows are padding: NaN, not emitting, in a slot that does not exist."""
+    logits, used = np.asarray(logits, np.float32), len(slots)
+    rows = max(used, SLOTS)
+    padded = np.full((rows, VOCAB + padding), np.inf, np.float32)
+    padded[:used, :VOCAB], padded[used:] = logits, np.nan
+    places, emits = np.full(rows, -1, np.int32), np.zeros(rows, bool)
+    places[:used], emits[:used] = slots, True if emit is None else emit
+    state, drawn = step(padded, state, places, emits)
+    assert not drawn.bad[used:].any()
+    return state, jax.tree.map(lambda leaf: np.asarray(leaf)[:used], drawn)
 
 
 CASES = {
@@ -88,8 +97,8 @@ def test_distribution(case):
     params = SamplingParams(**CASES[case])
     prompt, output = [1, 5, 5, 7], [3, 7, 7, 7, 11]
     logits = np.random.default_rng(8).normal(0, 1.5, VOCAB).astype(np.float32)
-    one = admitted((params, 0, prompt, output), slots=1)
-    state = jax.tree.map(lambda leaf: jnp.repeat(leaf, DRAWS, axis=0), one)
+    one = admitted((params, 0, prompt, output))
+    state = jax.tree.map(lambda leaf: jnp.repeat(leaf[:1], DRAWS, axis=0), one)
     seeds = np.stack([np.zeros(DRAWS), np.arange(DRAWS)], axis=1).astype(np.uint32)
     state = dataclasses.replace(
         state, settings=dataclasses.replace(state.settings, seed=jnp.asarray(seeds))
@@ -137,11 +146,9 @@ def test_batch_mates_slots_and_padding_change_nothing():
 
     alone = admitted(request)
     crowded = admitted(*strangers, request)
-    padded = np.full((3, VOCAB + 8), np.inf)
     for _ in range(12):
-        alone, first = draw([mine], alone, [0])
-        padded[:, :VOCAB] = [other, mine, other]
-        crowded, second = draw(padded, crowded, [0, 2, 1])
+        alone, first = draw([mine], alone, [0], padding=0)
+        crowded, second = draw([other, mine, other], crowded, [0, 2, 1])
         assert first.tokens[0] == second.tokens[1]
 
 
@@ -190,7 +197,7 @@ def test_allowed_ids():
 
 
 def test_rows_that_do_not_emit_leave_no_trace():
-    state = admitted((SamplingParams(repetition_penalty=1.5), 0, [3], [4]), slots=2)
+    state = admitted((SamplingParams(repetition_penalty=1.5), 0, [3], [4]))
     after, drawn = draw(np.full((2, VOCAB), np.nan), state, [0, -7], emit=[False, False])
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), state, after))
     assert not drawn.bad.any()

@@ -110,6 +110,7 @@ def test_a_continuation_keeps_its_first_space(pieces):
     assert stream(pieces, ids, continues_text=True)[0].text == " and"
 
 
+@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 5), max_size=12))
 def test_other_vocabularies(ids):
     assert word_pieces().rules is None
