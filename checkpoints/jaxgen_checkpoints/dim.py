@@ -28,8 +28,8 @@ class Dim(int):
         dim._binding = binding
         return dim
 
-    def __getnewargs__(self) -> tuple[int, str]:
-        return int(self), self.formula
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[int, str, int]]:
+        return type(self)._combined, (int(self), self.formula, self._binding)
 
     def __add__(self, other: int) -> "Dim":
         return self._with("+", other, operator.add)

@@ -19,7 +19,7 @@ from jaxgen_checkpoints.lazy_ranges import (
     merged_pieces,
     replace_range,
 )
-from jaxgen_checkpoints.source import TensorInfo, TensorSource, slice_bounds
+from jaxgen_checkpoints.source import TensorInfo, TensorSource, printable_name, slice_bounds
 
 
 class LazyTensor:
@@ -36,13 +36,17 @@ class LazyTensor:
         self.dtype = np.dtype(dtype)
 
     def __repr__(self) -> str:
-        names = ", ".join(sorted(self.sources))
-        return f"{type(self).__name__}({list(self.shape)}, {self.dtype}, from {names})"
+        return f"{type(self).__name__}({list(self.shape)}, {self.dtype}, from {self.source_names})"
 
     @property
     def sources(self) -> frozenset[str]:
         """Names of the source tensors it is made of."""
         return frozenset(leaf.info.name for leaf in self.leaves())
+
+    @property
+    def source_names(self) -> str:
+        """`sources` in one line, for messages."""
+        return ", ".join(printable_name(name) for name in sorted(self.sources))
 
     def leaves(self) -> Iterator["SourceTensor"]:
         """The source tensors it is made of, in the order in which they were joined."""
@@ -51,7 +55,7 @@ class LazyTensor:
 
     def read(self, index: tuple[slice, ...]) -> np.ndarray:
         """Compute `self[index]`: one slice of step 1 per axis. Reads only what the slice needs."""
-        box = slice_bounds(repr(self), self.shape, index)
+        box = slice_bounds(type(self).__name__, self.shape, index)
         if 0 in box_shape(box):
             return np.empty(box_shape(box), self.dtype)
         return self.read_box(box)
@@ -129,6 +133,11 @@ class SourceTensor(LazyTensor):
         super().__init__(info.shape, info.dtype)
         self.info = info
         self._source = source
+
+    @property
+    def source_names(self) -> str:
+        """`sources` in one line, for messages."""
+        return ", ".join(printable_name(name) for name in sorted(self.sources))
 
     def leaves(self) -> Iterator["SourceTensor"]:
         yield self

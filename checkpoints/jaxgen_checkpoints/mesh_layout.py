@@ -9,6 +9,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgen_checkpoints.errors import MappingError, RefusedInput
 
+type Device = jax.Device  # pyright: ignore[reportInvalidTypeForm] (JAX says it as a variable)
+
 MESH_AXES = ("data", "expert", "tensor")
 
 DEFAULT_RULES: Mapping[str, str | None] = MappingProxyType(
@@ -27,7 +29,7 @@ DEFAULT_RULES: Mapping[str, str | None] = MappingProxyType(
 
 
 def make_mesh(
-    tensor: int = 1, expert: int = 1, data: int = 1, devices: Sequence[jax.Device] | None = None
+    tensor: int = 1, expert: int = 1, data: int = 1, devices: Sequence[Device] | None = None
 ) -> Mesh:
     """Make a mesh of `data * expert * tensor` devices: the first of `devices`, or of all there are.
 

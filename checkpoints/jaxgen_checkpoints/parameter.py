@@ -18,6 +18,7 @@ from jaxgen_checkpoints.lazy import LazyTensor
 from jaxgen_checkpoints.mesh_layout import MeshLayout
 from jaxgen_checkpoints.model_shape import ModelShape
 from jaxgen_checkpoints.parameter_list import ParameterList
+from jaxgen_checkpoints.source import printable_name
 from jaxgen_checkpoints.weight import Weight
 
 Tensor = LazyTensor
@@ -91,11 +92,9 @@ class Parameter:
         if index is not None:
             raise MappingError(f"{self._name}.{dependency} is one tensor, not a list")
         if dependency in self.__dict__:
-            first, second = (
-                ", ".join(sorted(t.sources)) for t in (getattr(self, dependency), tensor)
-            )
+            first = getattr(self, dependency).source_names
             raise CheckpointError(
-                f"{self._name}.{dependency} is set twice: by {first} and by {second}"
+                f"{self._name}.{dependency} is set twice: by {first} and by {tensor.source_names}"
             )
         self.__dict__[dependency] = tensor
 
@@ -138,7 +137,9 @@ class Parameter:
         if missing := self.missing():
             raise CheckpointError(f"{self._name} is incomplete: {missing} not set")
         if problems := list(self.problems(model)):
-            raise CheckpointError("; ".join(f"{p.tensor}: {p.text}" for p in problems))
+            raise CheckpointError(
+                "; ".join(f"{printable_name(p.tensor)}: {p.text}" for p in problems)
+            )
         return self.place(self.canonical(model), model, mesh)
 
     def place(self, tensor: LazyTensor, model: ModelShape, mesh: MeshLayout) -> Weight:

@@ -44,13 +44,13 @@ class ParameterList:
     def __setitem__(self, index: int, tensor: LazyTensor) -> None:
         if not 0 <= index < len(self):
             raise CheckpointError(
-                f"{self._name}[{index}], from {_names(tensor)}, is out of range: "
+                f"{self._name}[{index}], from {tensor.source_names}, is out of range: "
                 f"{formula(self._count)} is {len(self)}"
             )
         if index in self._items:
             raise CheckpointError(
-                f"{self._name}[{index}] is set twice: by {_names(self._items[index])} "
-                f"and by {_names(tensor)}"
+                f"{self._name}[{index}] is set twice: by {self._items[index].source_names} "
+                f"and by {tensor.source_names}"
             )
         self._items[index] = tensor
 
@@ -67,7 +67,3 @@ class ParameterList:
 def ParamList(count_attr: str) -> type[ParameterList]:  # noqa: N802 (reads as a type)
     """Make a ParameterList counted by `count_attr`: `experts: ParamList("num_experts")`."""
     return type(f"ParamList_{count_attr}", (ParameterList,), {"count_attr": count_attr})
-
-
-def _names(tensor: LazyTensor) -> str:
-    return ", ".join(sorted(tensor.sources))
