@@ -83,11 +83,20 @@ class Scheduler:
         for request in step.admitted:
             self._waiting.remove(request)
             self._running[request.uid] = request
-            self.state.track(request.uid, sampled=True)
+            self.state.track(request.uid, sampled=True, anchor=self._anchor(request))
             request.status = Status.RUNNING
         for chunk in step.chunks:
             self.state.reserve(chunk.request.uid, chunk.count)
         return step
+
+    def _anchor(self, request: Request) -> int:
+        """The length that its rotary frequencies are for: its prompt's, or one past the boundary.
+
+        So a request that is computed anew gives each key the frequencies that it had before.
+        """
+        boundary = self.limits.recompute_at
+        outgrown = boundary is not None and request.total > boundary
+        return request.total if outgrown else len(request.prompt_ids)
 
     def dispatched(self, step: Plan) -> None:
         """The device has the step: its tokens count as computed.

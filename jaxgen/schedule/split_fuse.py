@@ -22,14 +22,12 @@ class Chunk:
     """Tokens [start, start + count) of a request in this step.
 
     emit: they reach the end of what is known, so that a token is sampled.
-    outgrown: the request was begun when it was longer than Limits.recompute_at already.
     """
 
     request: Request
     start: int
     count: int
     emit: bool
-    outgrown: bool
 
     @property
     def token_ids(self) -> list[int]:
@@ -119,17 +117,8 @@ class _Step:
         self.budget -= count
         needed = self.capacity.blocks_needed(request.uid, count)
         self.free = [blocks - needed for blocks in self.free]
-        boundary = self.limits.recompute_at
-        begun = request.started if request.computed else request.total
-        self.chunks.append(
-            Chunk(
-                request,
-                start=request.computed,
-                count=count,
-                emit=count == request.remaining,
-                outgrown=boundary is not None and begun > boundary,
-            )
-        )
+        emit = count == request.remaining
+        self.chunks.append(Chunk(request, start=request.computed, count=count, emit=emit))
         return count
 
 

@@ -65,22 +65,26 @@ class Device:
         ids = [self.last[sequence.slot] if t == UNKNOWN_TOKEN else t for t in chunk.token_ids]
         history = self.histories.setdefault(chunk.request.uid, [])
         history[chunk.start :] = ids
+        boundary = self.limits.recompute_at
+        long = boundary is not None and sequence.anchor > boundary
         for group, pages in enumerate(self.pages):
             table = self.state.tables[group][sequence.index]
             for position in range(chunk.start, sequence.length):
                 block, offset = divmod(position, self.state.block_size)
                 assert table[block] < self.state.num_blocks[group]
-                content = (chunk.request.uid, position, history[position], chunk.outgrown)
+                content = (chunk.request.uid, position, history[position], long)
                 pages[int(table[block]), offset] = content
             window = self.state.groups[group].window or sequence.length
             for position in range(max(0, chunk.start - window + 1), sequence.length):
                 block, offset = divmod(position, self.state.block_size)
                 held = pages[int(table[block]), offset]
-                assert held == (chunk.request.uid, position, history[position], chunk.outgrown)
+                assert held == (chunk.request.uid, position, history[position], long)
         if not chunk.emit:
             return None
-        if self.limits.recompute_at is not None:
-            assert chunk.outgrown == (sequence.length > self.limits.recompute_at)
+        if boundary is not None:
+            assert long == (sequence.length > boundary)
+        else:
+            assert sequence.anchor == len(chunk.request.prompt_ids)
         self.last[sequence.slot] = token = next_token(list(history))
         return token
 
