@@ -108,18 +108,19 @@ class _Step:
         self.free = [a + b for a, b in zip(capacity.free_blocks, freed, strict=True)]
         self.chunks: list[Chunk] = []
 
-    def give(self, request: Request, tokens: int) -> int:
+    def give(self, request: Request, tokens: int) -> None:
         """Schedules up to that many more tokens of a request not yet in the step."""
-        wanted = min(tokens, request.remaining, self.budget)
+        remaining = request.remaining
+        wanted = min(tokens, remaining, self.budget)
         count = self.capacity.fitting_tokens(request.uid, wanted, min(self.free))
-        if count < 1 or (self.limits.no_chunking and count < request.remaining):
-            return 0
+        if count < 1 or (self.limits.no_chunking and count < remaining):
+            return
         self.budget -= count
         needed = self.capacity.blocks_needed(request.uid, count)
-        self.free = [blocks - needed for blocks in self.free]
-        emit = count == request.remaining
+        if needed:
+            self.free = [blocks - needed for blocks in self.free]
+        emit = count == remaining
         self.chunks.append(Chunk(request, start=request.computed, count=count, emit=emit))
-        return count
 
 
 def share(prompts: list[Request], step: _Step) -> None:
