@@ -41,6 +41,7 @@ class Continuation:
                 min_tokens=params.min_tokens,
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
+                continues_text=True,
             )
         )
 

@@ -80,8 +80,8 @@ class GenerationLoop:
         prompt: str | None = None,
         priority: int = 0,
         arrival: float = 0.0,
-    ) -> None:
-        """Queues a prompt; `params.n` continuations of it are generated.
+    ) -> RequestOutput:
+        """Queues a prompt; `params.n` continuations of it are generated. Returns what will grow.
 
         Raises, and queues nothing, for what can never be served: SchedulingError (prompt or output
         too long), RefusedInput (token ids, parameters), ValueError (a request id in use).
@@ -109,6 +109,7 @@ class GenerationLoop:
                 self._end(request)
             raise
         self._outputs[request_id] = output
+        return output
 
     def abort(self, request_id: str) -> None:
         """Ends a request at once; its output keeps what was generated. Unknown ids are fine."""

@@ -41,6 +41,12 @@ def load_tokenizer(
     )
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder holds any vocabulary that `load_tokenizer` reads."""
+    choices = (names.split(" + ") for names in VOCABULARY_FILES)
+    return any(all((folder / name).exists() for name in names) for names in choices)
+
+
 def _vocabulary(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     ready = folder / "tokenizer.json"
     vocabulary, merges = folder / "vocab.json", folder / "merges.txt"

@@ -1,0 +1,156 @@
+"""A model that takes and gives text: an engine, its tokenizer and a generation loop together."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxgen.config import EngineConfig
+from jaxgen.engine.build import PolicyName, build_engine, describe, load_model
+from jaxgen.engine.engine import InferenceEngine
+from jaxgen.engine.loop import GenerationLoop
+from jaxgen.engine.outputs import RequestOutput
+from jaxgen.sampling import SamplingParams
+from jaxgen.text.checkpoint_tokenizer import checkpoint_tokenizer
+from jaxgen.text.tokenizer import Tokenizer
+from jaxgen_checkpoints.checkpoint import open_checkpoint
+from jaxgen_checkpoints.errors import RefusedInput
+from jaxgen_models.generation_config import end_token_ids, sampling_defaults
+
+type Prompt = str | Sequence[int]
+"""Text, or token ids that are used as they are."""
+
+
+class LLM:
+    """Offline generation, batched continuously.
+
+    Attributes (to be read): engine, tokenizer (None where the checkpoint has none), eos_ids.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        engine_config: EngineConfig | Mapping[str, Any] | None = None,
+        *,
+        tokenizer: str | Path | None = None,
+        chat_template: str | None = None,
+        policy: PolicyName = None,
+        **options: Any,  # noqa: ANN401 (the engine's own options, checked by name)
+    ) -> None:
+        """model: a checkpoint folder, a .gguf file or a snapshot of ours.
+
+        engine_config and options: as EngineConfig.from_any takes them. tokenizer: a folder to take
+        it from instead. chat_template: its text, instead of the checkpoint's. RefusedInput for
+        whatever cannot be served, before anything is placed on a device.
+        """
+        config = EngineConfig.from_any(engine_config, **options)
+        checkpoint = open_checkpoint(model)
+        described = describe(
+            checkpoint, tensor_parallel_size=config.tensor_parallel_size, policy=policy
+        )
+        vocab = int(described.policy.config.vocab_size)
+        self.tokenizer: Tokenizer | None = checkpoint_tokenizer(
+            checkpoint, vocab_size=vocab, folder=tokenizer, chat_template=chat_template
+        )
+        self.eos_ids = end_token_ids(checkpoint.generation_config, described.policy.config)
+        self._defaults = sampling_defaults(checkpoint.generation_config)
+        self.engine: InferenceEngine = build_engine(load_model(described, config.dtype), config)
+        self._loop = GenerationLoop(
+            self.engine,
+            self.tokenizer,
+            eos_ids=self.eos_ids,
+            overlap=not config.enforce_eager,
+        )
+        self._next_id = 0
+
+    def default_sampling_params(self, **changes: Any) -> SamplingParams:  # noqa: ANN401
+        """What the checkpoint's generation_config asks for, with changes by name."""
+        return SamplingParams.from_mapping({**self._defaults, **changes})
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """One output a prompt, in order. Sampling params for all, or one for each.
+
+        A prompt is text or token ids. Raises before anything is computed for a request that can
+        never be served.
+        """
+        batch = _as_batch(prompts)
+        params = self._params_for(batch, sampling_params)
+        outputs = self._submit(batch, params)
+        while self._loop.has_unfinished:
+            self._loop.step()
+        return outputs
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """The growing output of one prompt, whenever it has got longer; aborted when left early."""
+        batch = _as_batch([prompt])
+        (output,) = self._submit(batch, self._params_for(batch, sampling_params))
+        try:
+            while self._loop.has_unfinished:
+                if self._loop.step():
+                    yield output
+        finally:
+            self._loop.abort(output.request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        **template_options: Any,  # noqa: ANN401 (what the checkpoint's template takes)
+    ) -> RequestOutput:
+        """The answer to a conversation of {"role", "content"} messages."""
+        ids = self.need_tokenizer().encode_chat(messages, **template_options)
+        return self.generate([ids], sampling_params)[0]
+
+    def need_tokenizer(self) -> Tokenizer:
+        """The tokenizer; RefusedInput where the checkpoint has none."""
+        if self.tokenizer is None:
+            raise RefusedInput(
+                "the checkpoint has no tokenizer: name a folder that has one (--tokenizer), or give "
+                "prompts as token ids"
+            )
+        return self.tokenizer
+
+    def _params_for(
+        self,
+        batch: Sequence[Prompt],
+        given: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or self.default_sampling_params()] * len(batch)
+        if len(given) != len(batch):
+            raise RefusedInput(f"{len(batch)} prompts were given {len(given)} sampling params")
+        return list(given)
+
+    def _submit(
+        self, batch: Sequence[Prompt], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        """Queues all prompts, or none."""
+        outputs: list[RequestOutput] = []
+        try:
+            for prompt, asked in zip(batch, params, strict=True):
+                text = prompt if isinstance(prompt, str) else None
+                ids = self.need_tokenizer().encode(text) if text is not None else prompt
+                name, self._next_id = str(self._next_id), self._next_id + 1
+                outputs.append(self._loop.submit(name, ids, asked, prompt=text))
+        except (RuntimeError, ValueError):
+            for output in outputs:
+                self._loop.abort(output.request_id)
+            raise
+        return outputs
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts, where one prompt alone is text or a list of integers."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(
+        not isinstance(entry, str) and not hasattr(entry, "__len__") for entry in listed
+    ):
+        return [listed]
+    return listed
