@@ -7,11 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before JAX is imported. Eight host devices let a test build any mesh up to 8 in this process;
 # single-device work keeps its speed (measured: within the noise on two cores).
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
+# A busy machine is not a failure: examples have no deadline, each test has pytest's timeout.
+settings.register_profile("jaxgen", settings(), deadline=None)
+settings.load_profile("jaxgen")
 
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "tests" / "fixtures"
