@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 FAST := -q -m "not slow and not device"
 OLDEST_JAX := $(shell sed -n 's/^ *"jax>=\(.*\)",$$/\1/p' pyproject.toml)
-PROMPT ?= Explain in two sentences why the sky is blue.
+export PROMPT ?= Explain in two sentences why the sky is blue.
 
 .PHONY: help venv demo test test-all test-notebooks test-oldest lint api clean
 
@@ -20,7 +20,7 @@ venv: .venv/.installed ## make .venv with everything installed (nothing to do wh
 
 demo: venv ## answer a chat prompt with a real model, on CPU; PROMPT="..." asks something else
 	@model=$$(.venv/bin/python scripts/fetch_demo_model.py); \
-	.venv/bin/jaxgen chat "$$model" --prompt "$(PROMPT)"
+	.venv/bin/jaxgen chat "$$model" --prompt "$$PROMPT"
 
 test: venv ## the fast tests
 	.venv/bin/python -m pytest $(FAST)
