@@ -110,8 +110,8 @@ class LLM:
         """The tokenizer; RefusedInput where the checkpoint has none."""
         if self.tokenizer is None:
             raise RefusedInput(
-                "the checkpoint has no tokenizer: name a folder that has one (--tokenizer), or give "
-                "prompts as token ids"
+                "the checkpoint has no tokenizer: name a folder that has one (--tokenizer), or "
+                "give prompts as token ids"
             )
         return self.tokenizer
 
@@ -134,7 +134,7 @@ class LLM:
         try:
             for prompt, asked in zip(batch, params, strict=True):
                 text = prompt if isinstance(prompt, str) else None
-                ids = self.need_tokenizer().encode(text) if text is not None else prompt
+                ids = self.need_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
                 name, self._next_id = str(self._next_id), self._next_id + 1
                 outputs.append(self._loop.submit(name, ids, asked, prompt=text))
         except (RuntimeError, ValueError):
@@ -148,9 +148,6 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts, where one prompt alone is text or a list of integers."""
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
-    if listed and all(
-        not isinstance(entry, str) and not hasattr(entry, "__len__") for entry in listed
-    ):
-        return [listed]
-    return listed
+    listed: list[Any] = list(prompts)
+    one_prompt = not any(isinstance(entry, str) or hasattr(entry, "__len__") for entry in listed)
+    return [listed] if listed and one_prompt else listed

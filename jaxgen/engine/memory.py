@@ -6,12 +6,11 @@ it needs for itself. A CPU has no limit of its own: there the cache has a config
 
 from collections.abc import Callable, Sequence
 
-import jax
-
 from jaxgen.config import KVMemory
 from jaxgen.engine.model import Model
 from jaxgen.ragged.sequence import CacheGroup
 from jaxgen_checkpoints.errors import RefusedInput
+from jaxgen_checkpoints.mesh_layout import Device
 from pallas_kernels.pages import kv_page_bytes
 
 CPU_CACHE_BYTES = 512 * 2**20
@@ -97,7 +96,7 @@ def _budget(memory: KVMemory, model: Model, temporary_bytes: Callable[[], int]) 
     )
 
 
-def memory_limit(device: jax.Device) -> int | None:
+def memory_limit(device: Device) -> int | None:
     """Bytes that XLA may allocate on a device; None where the platform does not say."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     return None if not stats else stats.get("bytes_limit")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
@@ -16,6 +17,9 @@ from jaxgen_checkpoints.heads import HeadLayout
 from jaxgen_models.config import DecoderConfig
 from jaxgen_models.decoder import Decoder
 from jaxgen_models.policy import InferencePolicy
+
+type TreeDef = Any
+"""What jax.tree.flatten gives beside the leaves."""
 
 type Leaf = Any
 """An array, or the jax.ShapeDtypeStruct that stands for it when a step is only compiled."""
@@ -29,7 +33,7 @@ class Model:
     policy: InferencePolicy
     mesh: Mesh
     graph: nnx.GraphDef
-    tree: jax.tree_util.PyTreeDef
+    tree: TreeDef
     leaves: tuple[Leaf, ...]
 
     @property
@@ -49,7 +53,7 @@ class Model:
         return HeadLayout(config.heads, config.kv_heads, self.tensor_shards).kv_slots
 
     @property
-    def dtype(self) -> jax.numpy.dtype:
+    def dtype(self) -> np.dtype:
         """Type of the activations and of the KV cache."""
         return self.leaves[0].dtype
 

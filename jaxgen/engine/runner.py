@@ -6,13 +6,14 @@ waits for the device.
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.stages import Lowered, Wrapped
 
 from jaxgen import sampling
 from jaxgen.engine.model import Model
@@ -46,7 +47,7 @@ class StepRunner:
         self._block_size = block_size
         self._num_slots = num_slots
         self._replicated = NamedSharding(model.mesh, PartitionSpec())
-        self._steps: dict[StepKey, Callable[..., Any]] = {}
+        self._steps: dict[StepKey, Wrapped] = {}
         self._warm = False
         self.reset()
 
@@ -119,7 +120,7 @@ class StepRunner:
     def _send(self, packed: np.ndarray) -> jax.Array:
         return jax.device_put(packed, self._replicated)
 
-    def _step(self, kind: str, bucket: Bucket) -> Callable[..., Any]:
+    def _step(self, kind: str, bucket: Bucket) -> Wrapped:
         key = (kind, bucket)
         if key not in self._steps:
             if self._warm:
@@ -128,7 +129,7 @@ class StepRunner:
             self._steps[key] = self._make(key)
         return self._steps[key]
 
-    def _make(self, key: StepKey) -> Callable[..., Any]:
+    def _make(self, key: StepKey) -> Wrapped:
         kind, bucket = key
         if kind == "sample":
             return sampling_step(self.model, bucket)
@@ -136,7 +137,7 @@ class StepRunner:
             return hidden_step(self.model, bucket)
         return logits_step(self.model, bucket, all_logits=kind == "all_logits")
 
-    def _trace(self, key: StepKey) -> tuple[Callable[..., Any], jax.stages.Lowered]:
+    def _trace(self, key: StepKey) -> tuple[Wrapped, Lowered]:
         kind, bucket = key
         size = packed_size(bucket, len(self._num_blocks))
         packed = jax.ShapeDtypeStruct((size,), np.int32, sharding=self._replicated)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jax.stages import Wrapped
 from jaxtyping import Array, Float, Int
 
 from jaxgen.engine.model import Model
@@ -24,7 +25,7 @@ _TENSOR = "tensor"
 _REPLICATED = PartitionSpec()
 
 
-def sampling_step(model: Model, bucket: Bucket) -> Callable[..., Any]:
+def sampling_step(model: Model, bucket: Bucket) -> Wrapped:
     """Jitted (leaves, pages, sampler, packed) -> (pages, sampler, Sampled).
 
     pages and sampler are donated. packed: the int32 vector of `jaxgen.ragged.batch.pack`.
@@ -53,7 +54,7 @@ def sampling_step(model: Model, bucket: Bucket) -> Callable[..., Any]:
     return jax.jit(mapped, donate_argnums=(1, 2))
 
 
-def logits_step(model: Model, bucket: Bucket, all_logits: bool) -> Callable[..., Any]:
+def logits_step(model: Model, bucket: Bucket, all_logits: bool) -> Wrapped:
     """Jitted (leaves, pages, packed) -> (pages, float32 logits); pages are donated.
 
     Logits are [rows, vocab] of each row's last token, or [tokens, vocab] of every token.
@@ -71,7 +72,7 @@ def logits_step(model: Model, bucket: Bucket, all_logits: bool) -> Callable[...,
     return _jit_reading(model, local)
 
 
-def hidden_step(model: Model, bucket: Bucket) -> Callable[..., Any]:
+def hidden_step(model: Model, bucket: Bucket) -> Wrapped:
     """Jitted (leaves, pages, packed) -> (pages, [layers + 1, tokens, model]); pages are donated.
 
     The embedding's output and each block's: what `jaxgen verify` compares to find the first layer
@@ -91,7 +92,7 @@ def hidden_step(model: Model, bucket: Bucket) -> Callable[..., Any]:
     return _jit_reading(model, local)
 
 
-def _jit_reading(model: Model, local: Callable[..., Any]) -> Callable[..., Any]:
+def _jit_reading(model: Model, local: Callable[..., Any]) -> Wrapped:
     pages = [kv_pages_spec(_TENSOR)] * model.config.num_layers
     mapped = jax.shard_map(
         local,
