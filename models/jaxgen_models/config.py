@@ -44,6 +44,11 @@ class DecoderConfig:
         return not self.tied
 
     @property
+    def layer_ropes(self) -> tuple[RopeConfig | None, ...]:
+        """The rotation of each layer; None for a layer that does not rotate."""
+        return (self.rope,) * int(self.num_layers)
+
+    @property
     def attention_scale(self) -> float:
         """What scores are multiplied by before the softmax."""
         return float(self.head_dim) ** -0.5

@@ -16,8 +16,8 @@ from jaxgen_models.layers.attention import Attention
 from jaxgen_models.layers.embedding import Embedding, unembed
 from jaxgen_models.layers.mlp import GatedMLP
 from jaxgen_models.layers.norm import RMSNorm
-from jaxgen_models.layers.rotary import rotary_tables
-from pallas_kernels.pages import KVPages, RaggedRows
+from jaxgen_models.layers.rotary import Rotary, rotary
+from pallas_kernels.pages import KVPages, RaggedRows, TokenPlaces
 
 
 class DecoderBlock(nnx.Module):
@@ -40,7 +40,7 @@ class DecoderBlock(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "tokens model"],
-        rotary: tuple[Array, Array],
+        rotary: Rotary | None,
         pages: KVPages,
         rows: RaggedRows,
     ) -> tuple[Float[Array, "tokens model"], KVPages]:
@@ -72,7 +72,7 @@ class Decoder(nnx.Module):
         )
         self.norm = RMSNorm(weights["norm"], config.norm_eps)
         self.unembed = nnx.Param(weights["unembed"]) if "unembed" in weights else None
-        self.rope = config.rope
+        self.ropes = config.layer_ropes
         self.cache_groups = tuple(cache_groups)
 
     def __call__(
@@ -86,22 +86,34 @@ class Decoder(nnx.Module):
         """Hidden states after the final norm, and the pages with this step's keys and values.
 
         pages: one entry a layer. rows: one table of rows for each cache group; they differ in their
-        block tables only. anchors: for each row the length of its prompt (see rotary_tables).
+        block tables only. anchors: for each row the length of its prompt (see `rotary`).
         watch: receives the embedding's output and then each block's, for `jaxgen verify`.
         """
         places = rows[0].token_places(token_ids.shape[0])
         lengths = jnp.maximum(anchors[places.row], places.position + 1)
-        rotary = rotary_tables(self.rope, places.position, lengths)
-        x = self.embed(token_ids)
+        rotaries = {
+            rope: None if rope is None else rotary(rope, places.position, lengths)
+            for rope in dict.fromkeys(self.ropes)
+        }
+        x = self.embed_tokens(token_ids, places)
         seen = [x]
         written = []
-        for layer, group, layer_pages in zip(self.layers, self.cache_groups, pages, strict=True):
-            x, layer_pages = layer(x, rotary, layer_pages, rows[group])
+        for layer, rope, group, layer_pages in zip(
+            self.layers, self.ropes, self.cache_groups, pages, strict=True
+        ):
+            x, layer_pages = layer(x, rotaries[rope], layer_pages, rows[group])
             written.append(layer_pages)
             seen.append(x)
         if watch is not None:
             watch.extend(seen)
         return self.norm(x), written
+
+    def embed_tokens(
+        self, token_ids: Int[Array, " tokens"], places: TokenPlaces
+    ) -> Float[Array, "tokens model"]:
+        """What enters the first block; families with position tables or multipliers override it."""
+        del places
+        return self.embed(token_ids)
 
     def logits(self, x: Float[Array, "rows model"]) -> Float[Array, "rows padded_vocab"]:
         """float32 logits of hidden states; columns past the vocabulary are padding."""

@@ -9,13 +9,13 @@ from jaxtyping import Array, Float
 from jaxgen_models.layers.collective import sum_shards
 from jaxgen_models.layers.linear import project
 from jaxgen_models.layers.norm import RMSNorm
-from jaxgen_models.layers.rotary import rotate
+from jaxgen_models.layers.rotary import Rotary
 from pallas_kernels.pages import KVPages, RaggedRows
 from pallas_kernels.ragged_attention import ragged_attention
 
 
 class Attention(nnx.Module):
-    """Fused QKV product, optional per-head norms, rotation, paged attention, output product.
+    """Fused QKV product, optional per-head norms, optional rotation, paged attention, output.
 
     The heads are this shard's own: for each KV slot `group` query heads, its key head and its value
     head lie together, so that a shard of the first axis holds whole groups.
@@ -47,7 +47,7 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "tokens model"],
-        rotary: tuple[Float[Array, "tokens half"], Float[Array, "tokens half"]],
+        rotary: Rotary | None,
         pages: KVPages,
         rows: RaggedRows,
     ) -> tuple[Float[Array, "tokens model"], KVPages]:
@@ -55,8 +55,8 @@ class Attention(nnx.Module):
         q = q if self.q_norm is None else self.q_norm(q)
         k = k if self.k_norm is None else self.k_norm(k)
         out, pages = ragged_attention(
-            rotate(q, *rotary),
-            rotate(k, *rotary),
+            q if rotary is None else rotary(q),
+            k if rotary is None else rotary(k),
             v,
             pages,
             rows,

@@ -5,6 +5,7 @@ Angles are computed in the step from positions, in float32: no table bounds the 
 """
 
 import math
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +14,26 @@ from jaxtyping import Array, Float, Int
 from jaxgen_models.rope_config import RopeConfig
 
 
-def rotary_tables(
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """cos and sin of a step's tokens, float32, and which channels turn together."""
+
+    cos: Float[Array, "tokens half"]
+    sin: Float[Array, "tokens half"]
+
+    def __call__(self, x: Float[Array, "tokens heads head"]) -> Float[Array, "tokens heads head"]:
+        """Rotates the first 2*half channels of every head, channel i with channel i + half."""
+        half = self.cos.shape[-1]
+        cos, sin = (t[:, None, :].astype(x.dtype) for t in (self.cos, self.sin))
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        turned = [first * cos - second * sin, second * cos + first * sin]
+        return jnp.concatenate([*turned, rest], axis=-1)
+
+
+def rotary(
     rope: RopeConfig, positions: Int[Array, " tokens"], lengths: Int[Array, " tokens"]
-) -> tuple[Float[Array, "tokens half"], Float[Array, "tokens half"]]:
-    """cos and sin for each token, float32.
+) -> Rotary:
+    """The rotation of each token.
 
     lengths: for each token the length of its sequence when its key was first computed: of the whole
     prompt for prompt tokens, position + 1 for generated ones. Only `dynamic` looks at it: keys keep
@@ -27,19 +44,7 @@ def rotary_tables(
     else:
         frequencies = jnp.asarray(_static_frequencies(rope))[None, :]
     angles = positions.astype(jnp.float32)[:, None] * frequencies
-    return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
-
-
-def rotate(
-    x: Float[Array, "tokens heads head"],
-    cos: Float[Array, "tokens half"],
-    sin: Float[Array, "tokens half"],
-) -> Float[Array, "tokens heads head"]:
-    """Rotates the first 2*half channels of every head, channel i together with channel i + half."""
-    half = cos.shape[-1]
-    cos, sin = (t[:, None, :].astype(x.dtype) for t in (cos, sin))
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+    return Rotary(jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor)
 
 
 def _exponents(rope: RopeConfig) -> np.ndarray:
