@@ -1,0 +1,7 @@
+"""`python -m jaxgen` is `jaxgen`."""
+
+import sys
+
+from jaxgen.cli import main
+
+sys.exit(main())

@@ -1,0 +1,74 @@
+"""From options to a running LLM: what is not given is chosen for a command that serves few prompts.
+
+Shapes compile as they are met, so that a command pays for the few that it uses.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxgen.hub import local_model
+from jaxgen.llm import LLM
+from jaxgen_checkpoints.errors import RefusedInput
+
+CPU_STEP_TOKENS = 256
+"""Tokens in one step on a CPU, which gains nothing from larger ones."""
+
+_ENGINE_OPTIONS = (
+    "dtype",
+    "tensor_parallel_size",
+    "max_model_len",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "seed",
+    "gpu_memory_utilization",
+    "enforce_eager",
+)
+
+
+def engine_options(args: argparse.Namespace, sequences: int) -> dict[str, Any]:
+    """EngineConfig's options as given; on a CPU small limits that fit this many sequences."""
+    options = {name: getattr(args, name) for name in _ENGINE_OPTIONS}
+    options = {name: value for name, value in options.items() if value is not None}
+    options.setdefault("max_num_seqs", _at_most(sequences, options.get("max_num_batched_tokens")))
+    if jax.default_backend() == "cpu":
+        rows = options["max_num_seqs"]
+        options.setdefault("max_num_batched_tokens", max(CPU_STEP_TOKENS, rows))
+    return options
+
+
+def open_llm(args: argparse.Namespace, sequences: int) -> LLM:
+    """The model of `args` with its weights on the devices, for this many sequences at once."""
+    return LLM(
+        local_model(args.model),
+        tokenizer=args.tokenizer,
+        chat_template=chat_template(getattr(args, "chat_template", None)),
+        policy=args.policy,
+        **engine_options(args, sequences),
+    )
+
+
+def chat_template(given: str | None) -> str | None:
+    """The text of a template that was given as a file, or as itself."""
+    if given is None or "{" in given:
+        return given
+    return read_text(Path(given), "--chat-template")
+
+
+def read_text(path: Path, option: str) -> str:
+    """The UTF-8 text of a file that an option names; RefusedInput naming the option."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RefusedInput(f"{option} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RefusedInput(f"{option} {path}: not UTF-8 text: {error}") from error
+
+
+def _at_most(sequences: int, limit: int | None) -> int:
+    return sequences if limit is None else max(1, min(sequences, limit))
