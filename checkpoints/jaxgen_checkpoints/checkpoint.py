@@ -5,6 +5,7 @@ touched.
 """
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from jaxgen_checkpoints.errors import CheckpointError, CheckpointWarning, Config
 from jaxgen_checkpoints.json_file import read_json_object
 from jaxgen_checkpoints.readers import torch_bin
 from jaxgen_checkpoints.readers.gguf_checkpoint import open_gguf
+from jaxgen_checkpoints.readers.memory import MemorySource
 from jaxgen_checkpoints.readers.orbax_source import METADATA_NAME, OrbaxSource
 from jaxgen_checkpoints.readers.safetensors_source import SafetensorsSource, open_sharded
 from jaxgen_checkpoints.readers.shard_index import INDEX_NAME
@@ -60,6 +62,17 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         f"{path}: expected a folder with {CONFIG_NAME} or a .gguf file, got "
         f"{'another file' if path.exists() else 'nothing: there is no such path'}"
     )
+
+
+def memory_checkpoint(
+    tree: object, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
+) -> Checkpoint:
+    """A checkpoint of arrays in memory: from training to inference with no file in between.
+
+    tree: a flat or nested dict of arrays, an NNX state or Linen params, whose paths joined with `.`
+    are the names that a Hugging Face checkpoint of this config would have.
+    """
+    return Checkpoint(None, dict(config), dict(generation_config or {}), MemorySource(tree), None)
 
 
 def open_torch_checkpoint(folder: str | Path) -> Checkpoint:

@@ -21,6 +21,8 @@ from jaxgen_checkpoints.errors import ConfigError
 from jaxgen_checkpoints.load import bytes_to_load, load
 from jaxgen_checkpoints.load_progress import loading_bar
 from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
+from jaxgen_checkpoints.random_weights import random_weights
+from jaxgen_checkpoints.readers.shape_source import ShapeSource
 from jaxgen_checkpoints.store import save_snapshot
 from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.registry import find_policy
@@ -77,16 +79,29 @@ class Loaded:
         )
 
 
-def load_model(described: Described, dtype: str, *, progress: bool = True) -> Loaded:
+def config_checkpoint(config: Mapping[str, Any], policy: PolicyName = None) -> Checkpoint:
+    """A checkpoint of which there is only the config: to plan, to compile, to fill at random."""
+    choice = find_policy(config, {}, policy)
+    shapes = choice.policy.build_container_map().expected_tensors()
+    return Checkpoint(None, dict(config), {}, ShapeSource(shapes), None)
+
+
+def load_model(
+    described: Described, dtype: str, *, progress: bool = True, load_format: str = "auto"
+) -> Loaded:
     """Reads the weights onto the mesh. dtype: "auto" is the checkpoint's own.
 
-    progress: show a bar with GB/s where stderr is a terminal.
+    progress: show a bar with GB/s where stderr is a terminal. load_format: "dummy" makes random
+    weights on the devices instead of reading any.
     """
     name = described.policy.config.dtype if dtype == "auto" else dtype
     kind = jax.numpy.dtype(name)
     total = bytes_to_load(described.weights, described.layout, kind)
-    with loading_bar(total, show=progress) as seen:
-        weights = load(described.weights, described.layout, kind, seen)
+    if load_format == "dummy":
+        weights = random_weights(described.weights, described.layout, kind)
+    else:
+        with loading_bar(total, show=progress) as seen:
+            weights = load(described.weights, described.layout, kind, seen)
     logger.info("%s; %.2f GB of weights as %s", described.reason, total / 1e9, name)
     model = build_model(described.policy, weights, described.layout.mesh)
     return Loaded(described, weights, model)
@@ -95,7 +110,7 @@ def load_model(described: Described, dtype: str, *, progress: bool = True) -> Lo
 def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
     """An engine over a loaded model: KV cache sized, nothing compiled yet."""
     model = loaded.model
-    max_context = _max_context(model, config)
+    max_context = longest_context(model, config)
     block_size = config.block_size or DEFAULT_BLOCK_SIZE
     groups = tuple(CacheGroup(window) for window in model.policy.cache_windows)
     buckets = Buckets.for_limits(
@@ -112,7 +127,11 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
 
     def runner(num_blocks: tuple[int, ...]) -> StepRunner:
         return StepRunner(
-            model, num_blocks=num_blocks, block_size=block_size, num_slots=config.max_num_seqs
+            model,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=config.max_num_seqs,
+            eager=config.enforce_eager,
         )
 
     def temporary_bytes() -> int:
@@ -147,31 +166,33 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
 
 
 def build_hf_engine(
-    path: str | Path,
+    path: str | Path | Checkpoint,
     engine_config: EngineConfig | Mapping[str, Any] | None = None,
     *,
     policy: PolicyName = None,
 ) -> InferenceEngine:
     """An engine for a Hugging Face checkpoint folder, a .gguf file or a snapshot of ours.
 
+    An opened checkpoint will do as well: `memory_checkpoint(tree, config)` makes one of arrays.
     engine_config: an EngineConfig or a dict, flat or nested as DeepSpeed's. policy: a class of your
     own, a family's name, "auto" for a Llama-like stranger, or None for the registry. RefusedInput
     for whatever cannot be served, before anything is placed on a device.
     """
     config = EngineConfig.from_any(engine_config)
+    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     described = describe(
-        open_checkpoint(path), tensor_parallel_size=config.tensor_parallel_size, policy=policy
+        checkpoint, tensor_parallel_size=config.tensor_parallel_size, policy=policy
     )
-    _max_context(described.policy, config)
+    longest_context(described.policy, config)
     return build_engine(load_model(described, config.dtype), config)
 
 
-def _max_context(model: Model | InferencePolicy, config: EngineConfig) -> int:
+def longest_context(model: Model | InferencePolicy, config: EngineConfig) -> int:
     """Tokens of the longest sequence: what is asked for, if the model's positions reach so far."""
     longest = model.config.max_context
     if config.max_model_len is None:
         return longest
-    if config.max_model_len > longest and not model.config.rope.unbounded:
+    if config.max_model_len > longest and not model.config.unbounded:
         raise ConfigError(
             f"max_model_len = {config.max_model_len} is longer than the model's own limit, "
             f"max_position_embeddings = {longest}"
