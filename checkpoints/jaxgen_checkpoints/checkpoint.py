@@ -13,9 +13,7 @@ from typing import Any
 from jaxgen_checkpoints.errors import CheckpointError, CheckpointWarning, ConfigError
 from jaxgen_checkpoints.json_file import read_json_object
 from jaxgen_checkpoints.readers import torch_bin
-from jaxgen_checkpoints.readers.gguf_checkpoint import open_gguf
 from jaxgen_checkpoints.readers.memory import MemorySource
-from jaxgen_checkpoints.readers.orbax_source import METADATA_NAME, OrbaxSource
 from jaxgen_checkpoints.readers.safetensors_source import SafetensorsSource, open_sharded
 from jaxgen_checkpoints.readers.shard_index import INDEX_NAME
 from jaxgen_checkpoints.snapshot import SNAPSHOT_FILE, open_snapshot
@@ -24,6 +22,7 @@ from jaxgen_checkpoints.source import TensorSource
 CONFIG_NAME = "config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
 WEIGHTS_NAME = "model.safetensors"
+ORBAX_NAME = "_METADATA"
 TORCH_NAMES = (torch_bin.SINGLE_NAME, torch_bin.INDEX_NAME)
 
 
@@ -54,6 +53,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.is_dir():
         return _open_folder(path)
     if path.suffix.lower() == ".gguf":
+        from jaxgen_checkpoints.readers.gguf_checkpoint import open_gguf  # not all need gguf
+
         opened = open_gguf(path)
         return Checkpoint(
             path, opened.config, opened.generation_config, opened.source, opened.tokenizer
@@ -130,7 +131,9 @@ def _open_weights(folder: Path) -> TensorSource:
         return SafetensorsSource(folder, (WEIGHTS_NAME,))
     if present(INDEX_NAME):
         return open_sharded(folder)
-    if present(METADATA_NAME):
+    if present(ORBAX_NAME):
+        from jaxgen_checkpoints.readers.orbax_source import OrbaxSource  # TensorStore is large
+
         return OrbaxSource(folder)
     pickles = [name for name in TORCH_NAMES if present(name)]
     if pickles:

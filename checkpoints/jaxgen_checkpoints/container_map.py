@@ -29,6 +29,7 @@ class ContainerMap:
         self._rest: LayerContainer | None = None
         self._unmapped: tuple[re.Pattern[str], ...] = ()
         self._tied: dict[str, str] = {}
+        self._model_prefix = ""
 
     def set_transformer_params(
         self, prefixes: Sequence[str], containers: Sequence[LayerContainer]
@@ -54,6 +55,11 @@ class ContainerMap:
     def set_unmapped_params(self, patterns: Sequence[str]) -> None:
         """Tensors to leave out without a word; `*` is one path segment, `**` any number of them."""
         self._unmapped = tuple(pattern_of(text) for text in _strings("patterns", patterns))
+
+    def set_model_prefix(self, prefix: str) -> None:
+        """Files written from the model without its head leave `prefix` out of every name: a name
+        that nothing knows is taken for one that lacks it, where that is known."""
+        self._model_prefix = prefix
 
     def set_tied(self, copies: Mapping[str, str]) -> None:
         """Tied copy -> original. A copy is accepted and left out; it stands in for its original
@@ -111,19 +117,19 @@ class ContainerMap:
         rest: LayerContainer | None,
         report: MapReport,
     ) -> None:
-        tensors = source.tensors()
         patterns = [
             (prefix, layer_pattern(prefix)) for prefix in sorted(self._prefixes, key=len)[::-1]
         ]
+        whole = {name: self._whole_name(name, patterns, rest) for name in source.tensors()}
+        tensors = set(whole.values())
         stands_in = {
             copy: original
             for copy, original in self._tied.items()
             if copy in tensors and original not in tensors
         }
-        for name, info in tensors.items():
-            if any(pattern.fullmatch(name) for pattern in self._unmapped):
-                continue
-            if name in self._tied and name not in stands_in:
+        for stored, info in source.tensors().items():
+            name = whole[stored]
+            if self._is_unmapped(name) or (name in self._tied and name not in stands_in):
                 continue
             tensor, name = lazy(info, source), stands_in.get(name, name)
             for prefix, pattern in patterns:
@@ -140,6 +146,26 @@ class ContainerMap:
                     report.unused(name)
                 else:
                     _route(name, name, tensor, rest, report)
+
+    def _is_unmapped(self, name: str) -> bool:
+        return any(pattern.fullmatch(name) for pattern in self._unmapped)
+
+    def _whole_name(
+        self,
+        name: str,
+        layers: Sequence[tuple[str, re.Pattern[str]]],
+        rest: LayerContainer | None,
+    ) -> str:
+        def known(candidate: str) -> bool:
+            return (
+                self._is_unmapped(candidate)
+                or candidate in self._tied
+                or any(pattern.fullmatch(candidate) for _, pattern in layers)
+                or (rest is not None and rest.find(candidate) is not None)
+            )
+
+        with_prefix = self._model_prefix + name
+        return with_prefix if not known(name) and known(with_prefix) else name
 
 
 def _route(

@@ -1,6 +1,6 @@
 """Weights nobody trained, made on the devices themselves: to measure speed without a checkpoint."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ def random_weights(described: Tree, mesh: MeshLayout, dtype: DTypeLike, seed: in
     return jax.tree.unflatten(tree, arrays)
 
 
+@cache
 def _make(
     shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.NamedSharding
 ) -> jax.stages.Wrapped:

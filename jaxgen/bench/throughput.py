@@ -1,0 +1,37 @@
+"""`jaxgen bench throughput`: all requests at once, offline, until the last token of the last."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jaxgen.bench.workload import BenchRequest
+from jaxgen.engine.engine import InferenceEngine
+from jaxgen.engine.loop import GenerationLoop
+from jaxgen.sampling import SamplingParams
+
+
+def run_throughput(engine: InferenceEngine, requests: Sequence[BenchRequest]) -> dict[str, Any]:
+    """vLLM's keys, output tokens per second beside them, and where the host's time went."""
+    loop = GenerationLoop(engine)
+    for index, request in enumerate(requests):
+        params = SamplingParams(
+            temperature=0.0, max_tokens=request.output_len, ignore_eos=True, detokenize=False
+        )
+        loop.submit(str(index), request.prompt_ids, params)
+    start, steps = time.perf_counter(), 0
+    while loop.has_unfinished:
+        loop.step()
+        steps += 1
+    elapsed = time.perf_counter() - start
+    prompt_tokens = sum(len(request.prompt_ids) for request in requests)
+    output_tokens = sum(request.output_len for request in requests)
+    return {
+        "elapsed_time": elapsed,
+        "num_requests": len(requests),
+        "total_num_tokens": prompt_tokens + output_tokens,
+        "requests_per_second": len(requests) / elapsed,
+        "tokens_per_second": (prompt_tokens + output_tokens) / elapsed,
+        "output_tokens_per_second": output_tokens / elapsed,
+        "num_steps": steps,
+        "late_compiles": engine.runner.late_compiles,
+    }
