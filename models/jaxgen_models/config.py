@@ -15,6 +15,7 @@ class DecoderConfig:
     windows: one entry a layer; None attends to everything, W to the token itself and the W-1 before
       it.
     max_context: tokens that positions are defined for.
+    attention_soft_cap: scores are capped to soft_cap * tanh(score / soft_cap).
     """
 
     num_layers: Dim
@@ -34,6 +35,7 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    attention_soft_cap: float | None = None
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = field(default=())
     bos_token_id: int | None = None
@@ -47,6 +49,14 @@ class DecoderConfig:
     def layer_ropes(self) -> tuple[RopeConfig | None, ...]:
         """The rotation of each layer; None for a layer that does not rotate."""
         return (self.rope,) * int(self.num_layers)
+
+    @property
+    def recompute_at(self) -> int | None:
+        """The length that a sequence may not outgrow with the keys it has: past it all positions
+        rotate otherwise.
+        """
+        lengths = [rope.switch_context for rope in self.layer_ropes if rope is not None]
+        return min((length for length in lengths if length is not None), default=None)
 
     @property
     def attention_scale(self) -> float:

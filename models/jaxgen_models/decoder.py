@@ -5,37 +5,30 @@ no state that a call changes. `nnx.split` happens once; the step merges inside i
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxgen_models.config import DecoderConfig
-from jaxgen_models.layers.attention import Attention
+from jaxgen_models.layers.block import Block
 from jaxgen_models.layers.embedding import Embedding, unembed
-from jaxgen_models.layers.mlp import GatedMLP
+from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary, rotary
 from pallas_kernels.pages import KVPages, RaggedRows, TokenPlaces
 
 
-class DecoderBlock(nnx.Module):
+class DecoderBlock(Block):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(
         self, config: DecoderConfig, index: int, weights: Mapping[str, Any], group: int
     ) -> None:
-        self.attention_norm = RMSNorm(weights["attention_norm"], config.norm_eps)
-        self.attention = Attention(
-            weights,
-            group=group,
-            scale=config.attention_scale,
-            window=config.windows[index],
-            norm_eps=config.norm_eps,
-        )
-        self.mlp_norm = RMSNorm(weights["mlp_norm"], config.norm_eps)
-        self.mlp = GatedMLP(weights, config.activation)
+        super().__init__(config, index, weights, group)
+        self.attention_norm = self.make_norm(config, weights, "attention_norm")
+        self.mlp_norm = self.make_norm(config, weights, "mlp_norm")
 
     def __call__(
         self,
@@ -52,12 +45,14 @@ class DecoderBlock(nnx.Module):
 class Decoder(nnx.Module):
     """A decoder-only transformer over a ragged batch of tokens.
 
-    weights: {"layers": [{name: array}], "embed", "norm", and "unembed" unless tied}.
+    weights: {"layers": [{name: array}], "embed", "norm", "unembed" unless tied, and "unembed_bias"
+      where there is one}.
     group: query heads to one KV head on this mesh (HeadLayout.group).
     cache_groups: for each layer, which of the batch's row tables it reads.
     """
 
-    block: type[DecoderBlock] = DecoderBlock
+    block: ClassVar[type[Block]] = DecoderBlock
+    norm_kind: ClassVar[type[RMSNorm] | type[LayerNorm]] = RMSNorm
 
     def __init__(
         self,
@@ -70,8 +65,11 @@ class Decoder(nnx.Module):
         self.layers = nnx.List(
             [self.block(config, i, layer, group) for i, layer in enumerate(weights["layers"])]
         )
-        self.norm = RMSNorm(weights["norm"], config.norm_eps)
+        self.norm = self.norm_kind.of(weights, "norm", config.norm_eps)
         self.unembed = nnx.Param(weights["unembed"]) if "unembed" in weights else None
+        self.unembed_bias = (
+            nnx.Param(weights["unembed_bias"]) if "unembed_bias" in weights else None
+        )
         self.ropes = config.layer_ropes
         self.cache_groups = tuple(cache_groups)
 
@@ -117,4 +115,6 @@ class Decoder(nnx.Module):
 
     def logits(self, x: Float[Array, "rows model"]) -> Float[Array, "rows padded_vocab"]:
         """float32 logits of hidden states; columns past the vocabulary are padding."""
-        return unembed(x, self.embed.weight[...] if self.unembed is None else self.unembed[...])
+        weight = self.embed.weight if self.unembed is None else self.unembed
+        bias = None if self.unembed_bias is None else self.unembed_bias[...]
+        return unembed(x, weight[...], bias)

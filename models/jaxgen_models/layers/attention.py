@@ -1,12 +1,13 @@
 """Grouped-query self-attention over paged keys and values."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgen_models.layers.collective import sum_shards
+from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.linear import project
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary
@@ -22,8 +23,11 @@ class Attention(nnx.Module):
 
     weights: qkv [slots * (group + 2), head, model], out [model, slots * group, head], and where the
     config has them qkv_bias [slots * (group + 2), head], out_bias [model], q_norm and k_norm
-    [head].
+    [head], or what the kind of norm asks for.
+    soft_cap: scores are capped to soft_cap * tanh(score / soft_cap).
     """
+
+    norm_kind: ClassVar[type[RMSNorm] | type[LayerNorm]] = RMSNorm
 
     def __init__(
         self,
@@ -33,16 +37,22 @@ class Attention(nnx.Module):
         scale: float,
         window: int | None,
         norm_eps: float,
+        soft_cap: float | None = None,
     ) -> None:
         self.qkv = nnx.Param(weights["qkv"])
         self.out = nnx.Param(weights["out"])
         self.qkv_bias = nnx.Param(weights["qkv_bias"]) if "qkv_bias" in weights else None
         self.out_bias = nnx.Param(weights["out_bias"]) if "out_bias" in weights else None
-        self.q_norm = RMSNorm(weights["q_norm"], norm_eps) if "q_norm" in weights else None
-        self.k_norm = RMSNorm(weights["k_norm"], norm_eps) if "k_norm" in weights else None
+        self.q_norm = (
+            self.norm_kind.of(weights, "q_norm", norm_eps) if "q_norm" in weights else None
+        )
+        self.k_norm = (
+            self.norm_kind.of(weights, "k_norm", norm_eps) if "k_norm" in weights else None
+        )
         self.group = group
         self.scale = scale
         self.window = window
+        self.soft_cap = soft_cap
 
     def __call__(
         self,
@@ -62,6 +72,7 @@ class Attention(nnx.Module):
             rows,
             scale=self.scale,
             window=self.window,
+            soft_cap=self.soft_cap,
         )
         weight = self.out[...]
         out = project(out.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))

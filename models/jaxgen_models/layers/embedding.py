@@ -28,7 +28,12 @@ class Embedding(nnx.Module):
 
 
 def unembed(
-    x: Float[Array, "rows model"], weight: Float[Array, "vocab model"]
+    x: Float[Array, "rows model"],
+    weight: Float[Array, "vocab model"],
+    bias: Float[Array, " vocab"] | None = None,
 ) -> Float[Array, "rows padded_vocab"]:
     """float32 logits over the whole vocabulary, whose last rows may be padding for the mesh."""
-    return gather_last_axis(project_to_float32(x, weight))
+    local = project_to_float32(x, weight)
+    if bias is not None:
+        local = local + bias.astype(jnp.float32)
+    return gather_last_axis(local)

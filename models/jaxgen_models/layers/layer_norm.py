@@ -1,5 +1,8 @@
 """Layer normalisation (Ba et al., arXiv:1607.06450), with or without weight and bias."""
 
+from collections.abc import Mapping
+from typing import Any, Self
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -19,6 +22,11 @@ class LayerNorm(nnx.Module):
         self.weight = None if weight is None else nnx.Param(weight)
         self.bias = None if bias is None else nnx.Param(bias)
         self.eps = eps
+
+    @classmethod
+    def of(cls, weights: Mapping[str, Any], name: str, eps: float) -> Self:
+        """The norm whose weight has this name, with the bias NAME_bias where there is one."""
+        return cls(weights[name], weights.get(f"{name}_bias"), eps)
 
     def __call__(self, x: Float[Array, "... model"]) -> Float[Array, "... model"]:
         wide = x.astype(jnp.float32)

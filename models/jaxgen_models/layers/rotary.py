@@ -20,11 +20,21 @@ class Rotary:
 
     cos: Float[Array, "tokens half"]
     sin: Float[Array, "tokens half"]
+    interleaved: bool = False
 
     def __call__(self, x: Float[Array, "tokens heads head"]) -> Float[Array, "tokens heads head"]:
-        """Rotates the first 2*half channels of every head, channel i with channel i + half."""
+        """Rotates the first 2*half channels of every head: channel i with channel i + half, or
+        2i with 2i + 1 where they are interleaved.
+        """
         half = self.cos.shape[-1]
         cos, sin = (t[:, None, :].astype(x.dtype) for t in (self.cos, self.sin))
+        if self.interleaved:
+            pairs = x[..., : 2 * half].reshape(*x.shape[:-1], half, 2)
+            first, second = pairs[..., 0], pairs[..., 1]
+            turned = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=-1)
+            return jnp.concatenate(
+                [turned.reshape(*x.shape[:-1], 2 * half), x[..., 2 * half :]], axis=-1
+            )
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         turned = [first * cos - second * sin, second * cos + first * sin]
         return jnp.concatenate([*turned, rest], axis=-1)
@@ -36,15 +46,25 @@ def rotary(
     """The rotation of each token.
 
     lengths: for each token the length of its sequence when its key was first computed: of the whole
-    prompt for prompt tokens, position + 1 for generated ones. Only `dynamic` looks at it: keys keep
-    the frequencies of the time when they were written, as in transformers' cached generation.
+    prompt for prompt tokens, position + 1 for generated ones. `dynamic` looks at it: keys keep the
+    frequencies of the time when they were written, as in transformers' cached generation. So does
+    `longrope`, whose keys are computed anew when a sequence outgrows the shorter context.
     """
     if rope.kind == "dynamic":
         frequencies = _dynamic_frequencies(rope, lengths)
+    elif rope.kind == "longrope":
+        is_long = (lengths > rope.original_context)[:, None]
+        frequencies = jnp.where(
+            is_long, _longrope(rope, rope.long_factors), _longrope(rope, rope.short_factors)
+        )
     else:
         frequencies = jnp.asarray(_static_frequencies(rope))[None, :]
     angles = positions.astype(jnp.float32)[:, None] * frequencies
-    return Rotary(jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor)
+    return Rotary(
+        jnp.cos(angles) * rope.attention_factor,
+        jnp.sin(angles) * rope.attention_factor,
+        rope.interleaved,
+    )
 
 
 def _exponents(rope: RopeConfig) -> np.ndarray:
@@ -91,6 +111,12 @@ def _yarn(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
         high += 0.001  # a ramp of no width would divide by zero
     ramp = np.clip((np.arange(rope.dim // 2, dtype=np.float32) - low) / (high - low), 0, 1)
     return (plain / rope.factor * ramp + plain * (1 - ramp)).astype(np.float32)
+
+
+def _longrope(rope: RopeConfig, factors: tuple[float, ...]) -> np.ndarray:
+    """LongRoPE (arXiv:2402.13753): every frequency has a divisor of its own."""
+    divisors = np.asarray(factors, np.float32)
+    return (1.0 / (divisors * np.float32(rope.theta) ** _exponents(rope))).astype(np.float32)
 
 
 def _dynamic_frequencies(
