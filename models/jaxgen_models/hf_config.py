@@ -138,6 +138,21 @@ class HFConfig:
         """The `model_type` of the config, if there is one."""
         return self.raw.get("model_type")
 
+    def spelling(self, *keys: str) -> str:
+        """The one of a setting's names that this config uses; the first where it uses none.
+
+        Several that say the same are taken for one; several that differ are refused.
+        """
+        given = [key for key in keys if self.raw.get(key) is not None]
+        for key in given[1:]:
+            if self.raw[key] != self.raw[given[0]]:
+                raise self._error(
+                    f"{given[0]} = {_short(self.raw[given[0]])} and {key} = "
+                    f"{_short(self.raw[key])} are two names of one setting and differ"
+                )
+        self._seen.update(keys)
+        return given[0] if given else keys[0]
+
     def size(self, key: str, default: Json = _REQUIRED) -> Dim:
         """A positive integer, remembered with its name for messages about shapes."""
         value = self._get(key, default)

@@ -1,4 +1,4 @@
-"""Weights stored [in, out], as the Conv1D layers of GPT-2 hold them: transposed as they are read."""
+"""Weights stored [in, out], as GPT-2's Conv1D layers hold them: transposed as they are read."""
 
 from collections.abc import Mapping
 from typing import ClassVar
