@@ -1,5 +1,7 @@
 """Where the tensors of a Llama-like checkpoint go; families extend these declarations."""
 
+from collections.abc import Sequence
+
 from jaxgen_checkpoints.container import LayerContainer, present_if
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_checkpoints.parameters.attention_output import AttentionOutput, AttentionOutputBias
@@ -10,24 +12,27 @@ from jaxgen_checkpoints.parameters.qkv import UnfusedQKV, UnfusedQKVBias
 from jaxgen_models.config import DecoderConfig
 
 
-class PreNormLayer(LayerContainer):
-    """One block: two norms, attention and a gated MLP, with biases where the config asks for
-    them.
-    """
+class PreNorms(LayerContainer):
+    """The norms before the two parts of a block."""
 
     attention_norm: Norm
+    mlp_norm: Norm
+
+    PARAM_MAPPING = {
+        "input_layernorm.weight": "attention_norm.weight",
+        "post_attention_layernorm.weight": "mlp_norm.weight",
+    }
+
+
+class AttentionPart(LayerContainer):
+    """Grouped-query attention, with biases where the config asks for them."""
+
     qkv: UnfusedQKV
     qkv_bias: UnfusedQKVBias = present_if("qkv_bias")
     out: AttentionOutput
     out_bias: AttentionOutputBias = present_if("output_bias")
-    mlp_norm: Norm
-    gate_up: GatedMLP
-    gate_up_bias: GatedMLPBias = present_if("mlp_bias")
-    down: MLP2
-    down_bias: MLP2Bias = present_if("mlp_bias")
 
     PARAM_MAPPING = {
-        "input_layernorm.weight": "attention_norm.weight",
         "self_attn.q_proj.weight": "qkv.q",
         "self_attn.k_proj.weight": "qkv.k",
         "self_attn.v_proj.weight": "qkv.v",
@@ -36,7 +41,18 @@ class PreNormLayer(LayerContainer):
         "self_attn.v_proj.bias": "qkv_bias.v",
         "self_attn.o_proj.weight": "out.weight",
         "self_attn.o_proj.bias": "out_bias.bias",
-        "post_attention_layernorm.weight": "mlp_norm.weight",
+    }
+
+
+class MLPPart(LayerContainer):
+    """A gated MLP, with biases where the config asks for them."""
+
+    gate_up: GatedMLP
+    gate_up_bias: GatedMLPBias = present_if("mlp_bias")
+    down: MLP2
+    down_bias: MLP2Bias = present_if("mlp_bias")
+
+    PARAM_MAPPING = {
         "mlp.gate_proj.weight": "gate_up.gate",
         "mlp.up_proj.weight": "gate_up.up",
         "mlp.gate_proj.bias": "gate_up_bias.gate",
@@ -44,6 +60,10 @@ class PreNormLayer(LayerContainer):
         "mlp.down_proj.weight": "down.weight",
         "mlp.down_proj.bias": "down_bias.bias",
     }
+
+
+class PreNormLayer(PreNorms, AttentionPart, MLPPart):
+    """One block of a Llama-like decoder."""
 
 
 class DecoderEnds(LayerContainer):
@@ -62,17 +82,18 @@ class DecoderEnds(LayerContainer):
 
 def llama_like_map(
     config: DecoderConfig,
-    layer: type[LayerContainer],
+    layer: type[LayerContainer] | Sequence[type[LayerContainer]],
     ends: type[LayerContainer],
     unmapped: list[str],
 ) -> ContainerMap:
     """model.layers.N in one container each, everything else in `ends`; a tied head may be stored
     twice.
+
+    layer: the kind of all layers, or of each.
     """
+    kinds = [layer] * config.num_layers if isinstance(layer, type) else layer
     containers = ContainerMap()
-    containers.set_transformer_params(
-        ["model.layers"], [layer(config) for _ in range(config.num_layers)]
-    )
+    containers.set_transformer_params(["model.layers"], [kind(config) for kind in kinds])
     containers.set_non_transformer_params(ends(config))
     containers.set_unmapped_params(unmapped)
     if config.tied:

@@ -27,14 +27,18 @@ class GatedMLP(nnx.Module):
         self.activation = activation
 
     def __call__(self, x: Float[Array, "tokens model"]) -> Float[Array, "tokens model"]:
+        out = sum_shards(self.partial(x))
+        return out if self.down_bias is None else out + self.down_bias[...]
+
+    def partial(self, x: Float[Array, "tokens model"]) -> Float[Array, "tokens model"]:
+        """This shard's part of the sum, without the bias that is added to it."""
         weight = self.gate_up[...]
         _, ffn, model = weight.shape
         hidden = project(x, weight.reshape(2 * ffn, model)).reshape(-1, 2, ffn)
         if self.gate_up_bias is not None:
             hidden = hidden + self.gate_up_bias[...]
         hidden = ACTIVATIONS[self.activation](hidden[:, 0]) * hidden[:, 1]
-        out = sum_shards(project(hidden, self.down[...]))
-        return out if self.down_bias is None else out + self.down_bias[...]
+        return project(hidden, self.down[...])
 
 
 def _optional(weights: Mapping[str, Any], name: str) -> nnx.Param | None:
