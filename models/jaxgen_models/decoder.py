@@ -39,7 +39,7 @@ class DecoderBlock(Block):
     ) -> tuple[Float[Array, "tokens model"], KVPages]:
         attended, pages = self.attention(self.attention_norm(x), rotary, pages, rows)
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), pages
+        return x + self.feed_forward(self.mlp_norm(x), rows), pages
 
 
 class Decoder(nnx.Module):

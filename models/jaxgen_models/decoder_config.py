@@ -83,7 +83,8 @@ def read_decoder_fields(
     num_layers = hf.size("num_hidden_layers")
     model_dim = hf.size("hidden_size")
     heads = hf.size("num_attention_heads")
-    kv_heads = hf.size("num_key_value_heads", defaults.kv_heads or heads)
+    absent = "num_key_value_heads" not in hf.raw and defaults.kv_heads
+    kv_heads = hf.size("num_key_value_heads", absent or heads)
     if heads % kv_heads:
         raise hf.error(
             f"num_attention_heads = {heads} cannot be grouped evenly over "

@@ -23,7 +23,8 @@ class Attention(nnx.Module):
 
     weights: qkv [slots * (group + 2), head, model], out [model, slots * group, head], and where the
     config has them qkv_bias [slots * (group + 2), head], out_bias [model], q_norm and k_norm
-    [head], or what the kind of norm asks for.
+    [head], or what the kind of norm asks for, and sinks [slots * group], logits that join each
+    head's softmax and have no value.
     soft_cap: scores are capped to soft_cap * tanh(score / soft_cap).
     """
 
@@ -49,6 +50,7 @@ class Attention(nnx.Module):
         self.k_norm = (
             self.norm_kind.of(weights, "k_norm", norm_eps) if "k_norm" in weights else None
         )
+        self.sinks = nnx.Param(weights["sinks"]) if "sinks" in weights else None
         self.group = group
         self.scale = scale
         self.window = window
@@ -73,6 +75,7 @@ class Attention(nnx.Module):
             scale=self.scale,
             window=self.window,
             soft_cap=self.soft_cap,
+            sinks=None if self.sinks is None else self.sinks[...],
         )
         weight = self.out[...]
         out = project(out.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))

@@ -18,8 +18,8 @@ type Norm = RMSNorm | LayerNorm
 
 
 class Block(nnx.Module):
-    """One layer of a decoder. A family chooses the kinds, and overrides `make_mlp` for another
-    feed-forward part.
+    """One layer of a decoder. A family chooses the kinds, and overrides `make_attention` and
+    `make_mlp` for other parts.
     """
 
     attention_kind: ClassVar[type[Attention]] = Attention
@@ -28,7 +28,14 @@ class Block(nnx.Module):
     def __init__(
         self, config: DecoderConfig, index: int, weights: Mapping[str, Any], group: int
     ) -> None:
-        self.attention = self.attention_kind(
+        self.attention = self.make_attention(config, index, weights, group)
+        self.mlp = self.make_mlp(config, index, weights)
+
+    def make_attention(
+        self, config: DecoderConfig, index: int, weights: Mapping[str, Any], group: int
+    ) -> nnx.Module:
+        """The attention of layer `index`: (x, rotary, pages, rows) -> (x, pages)."""
+        return self.attention_kind(
             weights,
             group=group,
             scale=config.attention_scale,
@@ -36,12 +43,18 @@ class Block(nnx.Module):
             norm_eps=config.norm_eps,
             soft_cap=config.attention_soft_cap,
         )
-        self.mlp = self.make_mlp(config, index, weights)
 
     def make_mlp(self, config: DecoderConfig, index: int, weights: Mapping[str, Any]) -> nnx.Module:
         """The feed-forward part of layer `index`: [tokens, model] -> [tokens, model]."""
         del index
         return GatedMLP(weights, config.activation)
+
+    def feed_forward(
+        self, x: Float[Array, "tokens model"], rows: RaggedRows
+    ) -> Float[Array, "tokens model"]:
+        """The feed-forward part's output; rows tell tokens from padding where it matters."""
+        del rows
+        return self.mlp(x)
 
     def make_norm(self, config: DecoderConfig, weights: Mapping[str, Any], name: str) -> Norm:
         """The norm whose weight has this name."""
