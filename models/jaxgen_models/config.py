@@ -5,6 +5,7 @@ names.
 from dataclasses import dataclass, field
 
 from jaxgen_checkpoints.dim import Dim
+from jaxgen_models.alibi_config import AlibiConfig
 from jaxgen_models.rope_config import RopeConfig
 
 
@@ -14,6 +15,7 @@ class DecoderConfig:
 
     windows: one entry a layer; None attends to everything, W to the token itself and the W-1 before
       it.
+    rope, alibi: how positions enter the attention, if they do.
     max_context: tokens that positions are defined for.
     attention_soft_cap: scores are capped to soft_cap * tanh(score / soft_cap).
     """
@@ -27,7 +29,8 @@ class DecoderConfig:
     vocab_size: Dim
     norm_eps: float
     activation: str
-    rope: RopeConfig
+    rope: RopeConfig | None = None
+    alibi: AlibiConfig | None = None
     windows: tuple[int | None, ...]
     max_context: int
     tied: bool = False
@@ -46,6 +49,13 @@ class DecoderConfig:
         return not self.tied
 
     @property
+    def unbounded(self) -> bool:
+        """Whether positions beyond max_context are defined too: where nothing but a distance, or a
+        base that grows with the length, tells them apart.
+        """
+        return self.alibi is not None or (self.rope is not None and self.rope.unbounded)
+
+    @property
     def layer_ropes(self) -> tuple[RopeConfig | None, ...]:
         """The rotation of each layer; None for a layer that does not rotate."""
         return (self.rope,) * int(self.num_layers)
@@ -62,3 +72,8 @@ class DecoderConfig:
     def attention_scale(self) -> float:
         """What scores are multiplied by before the softmax."""
         return float(self.head_dim) ** -0.5
+
+    def layer_scale(self, index: int) -> float:
+        """As attention_scale, of layer `index`."""
+        del index
+        return self.attention_scale

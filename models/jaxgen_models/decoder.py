@@ -65,7 +65,7 @@ class Decoder(nnx.Module):
         self.layers = nnx.List(
             [self.block(config, i, layer, group) for i, layer in enumerate(weights["layers"])]
         )
-        self.norm = self.norm_kind.of(weights, "norm", config.norm_eps)
+        self.norm = self.final_norm(config, weights)
         self.unembed = nnx.Param(weights["unembed"]) if "unembed" in weights else None
         self.unembed_bias = (
             nnx.Param(weights["unembed_bias"]) if "unembed_bias" in weights else None
@@ -105,6 +105,10 @@ class Decoder(nnx.Module):
         if watch is not None:
             watch.extend(seen)
         return self.norm(x), written
+
+    def final_norm(self, config: DecoderConfig, weights: Mapping[str, Any]) -> nnx.Module:
+        """What the last block's output goes through."""
+        return self.norm_kind.of(weights, "norm", config.norm_eps)
 
     def embed_tokens(
         self, token_ids: Int[Array, " tokens"], places: TokenPlaces

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxgen_models.alibi_config import AlibiConfig
+from jaxgen_models.layers.alibi import local_slopes
 from jaxgen_models.layers.collective import sum_shards
 from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.linear import project
@@ -39,6 +41,7 @@ class Attention(nnx.Module):
         window: int | None,
         norm_eps: float,
         soft_cap: float | None = None,
+        alibi: AlibiConfig | None = None,
     ) -> None:
         self.qkv = nnx.Param(weights["qkv"])
         self.out = nnx.Param(weights["out"])
@@ -55,6 +58,7 @@ class Attention(nnx.Module):
         self.scale = scale
         self.window = window
         self.soft_cap = soft_cap
+        self.alibi = alibi
 
     def __call__(
         self,
@@ -76,6 +80,7 @@ class Attention(nnx.Module):
             window=self.window,
             soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
+            alibi=None if self.alibi is None else local_slopes(self.alibi),
         )
         weight = self.out[...]
         out = project(out.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))

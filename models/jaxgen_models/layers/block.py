@@ -38,10 +38,11 @@ class Block(nnx.Module):
         return self.attention_kind(
             weights,
             group=group,
-            scale=config.attention_scale,
+            scale=config.layer_scale(index),
             window=config.windows[index],
             norm_eps=config.norm_eps,
             soft_cap=config.attention_soft_cap,
+            alibi=config.alibi,
         )
 
     def make_mlp(self, config: DecoderConfig, index: int, weights: Mapping[str, Any]) -> nnx.Module:
