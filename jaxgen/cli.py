@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from typing import TextIO
 
 from jaxgen.commands.parser import build_parser
 from jaxgen.commands.terminal import one_line
@@ -71,13 +72,20 @@ def _warnings_as_lines() -> Generator[None]:
     """Each warning is one line `warning: ...` on stderr, and is told once."""
     told: set[str] = set()
 
-    def show(message: Warning | str, *_: object) -> None:
-        line = one_line(str(message))
-        if line not in told:
-            told.add(line)
-            print(f"warning: {line}", file=sys.stderr)
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        text = one_line(str(message))
+        if text not in told:
+            told.add(text)
+            print(f"warning: {text}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=CheckpointWarning)
-        warnings.showwarning = show
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
         yield

@@ -91,6 +91,11 @@ class EngineConfig:
         _at_least("seed", self.seed, 0)
         if not isinstance(self.enforce_eager, bool):
             raise ConfigError(f"enforce_eager must be true or false, got {self.enforce_eager!r}.")
+        if self.enforce_eager and self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "enforce_eager runs op by op on one device, but tensor_parallel_size is "
+                f"{self.tensor_parallel_size}: leave one of them out."
+            )
         for larger in ("max_num_batched_tokens", "max_tracked_sequences"):
             if self.max_num_seqs > getattr(self, larger):
                 raise ConfigError(

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jaxgen.config import EngineConfig
-from jaxgen.engine.build import PolicyName, build_engine, describe, load_model
+from jaxgen.engine.build import PolicyName, build_engine, load_model
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.engine.outputs import RequestOutput
+from jaxgen.opened import OpenedModel, open_model
 from jaxgen.sampling import SamplingParams
-from jaxgen.text.checkpoint_tokenizer import checkpoint_tokenizer
 from jaxgen.text.tokenizer import Tokenizer
-from jaxgen_checkpoints.checkpoint import open_checkpoint
 from jaxgen_checkpoints.errors import RefusedInput
-from jaxgen_models.generation_config import end_token_ids, sampling_defaults
 
 type Prompt = str | Sequence[int]
 """Text, or token ids that are used as they are."""
@@ -43,17 +41,27 @@ class LLM:
         whatever cannot be served, before anything is placed on a device.
         """
         config = EngineConfig.from_any(engine_config, **options)
-        checkpoint = open_checkpoint(model)
-        described = describe(
-            checkpoint, tensor_parallel_size=config.tensor_parallel_size, policy=policy
+        self._load(
+            open_model(
+                model, config, tokenizer=tokenizer, chat_template=chat_template, policy=policy
+            )
         )
-        vocab = int(described.policy.config.vocab_size)
-        self.tokenizer: Tokenizer | None = checkpoint_tokenizer(
-            checkpoint, vocab_size=vocab, folder=tokenizer, chat_template=chat_template
+
+    @classmethod
+    def of(cls, opened: OpenedModel) -> Self:
+        """The LLM of a model that is open already: now its weights are loaded."""
+        llm = cls.__new__(cls)
+        llm._load(opened)
+        return llm
+
+    def _load(self, opened: OpenedModel) -> None:
+        config = opened.config
+        self._opened = opened
+        self.tokenizer: Tokenizer | None = opened.tokenizer
+        self.eos_ids: tuple[int, ...] = opened.eos_ids
+        self.engine: InferenceEngine = build_engine(
+            load_model(opened.described, config.dtype), config
         )
-        self.eos_ids = end_token_ids(checkpoint.generation_config, described.policy.config)
-        self._defaults = sampling_defaults(checkpoint.generation_config)
-        self.engine: InferenceEngine = build_engine(load_model(described, config.dtype), config)
         self._loop = GenerationLoop(
             self.engine,
             self.tokenizer,
@@ -64,7 +72,7 @@ class LLM:
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:  # noqa: ANN401
         """What the checkpoint's generation_config asks for, with changes by name."""
-        return SamplingParams.from_mapping({**self._defaults, **changes})
+        return self._opened.default_sampling_params(**changes)
 
     def generate(
         self,
@@ -108,12 +116,7 @@ class LLM:
 
     def need_tokenizer(self) -> Tokenizer:
         """The tokenizer; RefusedInput where the checkpoint has none."""
-        if self.tokenizer is None:
-            raise RefusedInput(
-                "the checkpoint has no tokenizer: name a folder that has one (--tokenizer), or "
-                "give prompts as token ids"
-            )
-        return self.tokenizer
+        return self._opened.need_tokenizer()
 
     def _params_for(
         self,

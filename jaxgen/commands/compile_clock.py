@@ -36,7 +36,7 @@ class CompileClock:
                 reached = end
         return total
 
-    def _hear(self, event: str, duration: float, **_: object) -> None:
+    def _hear(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith(_COMPILING):
             now = time.perf_counter()
-            self._spans.append((now - duration, now))
+            self._spans.append((now - duration_secs, now))

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxgen.commands.compile_clock import CompileClock
-from jaxgen.commands.opening import open_llm, read_text
+from jaxgen.commands.opening import open_for, read_text
 from jaxgen.commands.sampling_options import sampling_params
 from jaxgen.commands.terminal import note, say, say_json
 from jaxgen.commands.timing import Timing, measure
 from jaxgen.engine.outputs import CompletionOutput, FinishReason, RequestOutput
-from jaxgen.llm import Prompt
+from jaxgen.llm import LLM, Prompt
 from jaxgen_checkpoints.errors import RefusedInput
 
 USUAL_TOKENS = 128
@@ -27,12 +27,11 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args)
     began = time.perf_counter()
     with CompileClock() as clock:
-        llm = open_llm(args, sequences=len(prompts) * max(1, args.n or 1))
+        opened = open_for(args, sequences=len(prompts) * max(1, args.n or 1))
+        ids = [opened.need_tokenizer().encode(p) if isinstance(p, str) else p for p in prompts]
+        params = [sampling_params(args, opened, p, USUAL_TOKENS) for p in ids]
+        llm = LLM.of(opened)
         loaded = time.perf_counter()
-        ids = [llm.need_tokenizer().encode(p) if isinstance(p, str) else p for p in prompts]
-        params = [
-            sampling_params(args, llm, prompt_tokens=len(p), usual_tokens=USUAL_TOKENS) for p in ids
-        ]
         outputs = llm.generate(ids, params)
         ended = time.perf_counter()
     _refuse_failed(outputs)

@@ -1,4 +1,4 @@
-"""From options to a running LLM: what is not given is chosen for a command that serves few prompts.
+"""From options to an opened model: what is not given is chosen for serving few prompts.
 
 Shapes compile as they are met, so that a command pays for the few that it uses.
 """
@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
+from jaxgen.config import EngineConfig
 from jaxgen.hub import local_model
-from jaxgen.llm import LLM
+from jaxgen.opened import OpenedModel, open_model
 from jaxgen_checkpoints.errors import RefusedInput
 
 CPU_STEP_TOKENS = 256
@@ -42,14 +43,14 @@ def engine_options(args: argparse.Namespace, sequences: int) -> dict[str, Any]:
     return options
 
 
-def open_llm(args: argparse.Namespace, sequences: int) -> LLM:
-    """The model of `args` with its weights on the devices, for this many sequences at once."""
-    return LLM(
+def open_for(args: argparse.Namespace, sequences: int) -> OpenedModel:
+    """The model of `args`, mapped and not loaded, for this many sequences at once."""
+    return open_model(
         local_model(args.model),
+        EngineConfig.from_any(None, **engine_options(args, sequences)),
         tokenizer=args.tokenizer,
         chat_template=chat_template(getattr(args, "chat_template", None)),
         policy=args.policy,
-        **engine_options(args, sequences),
     )
 
 

@@ -5,7 +5,7 @@ Defaults are None: "not given" is told from "given as the default", and the engi
 
 import argparse
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _MODEL_HELP = "a checkpoint folder, a .gguf file, a snapshot folder, or a hub id (ORG/NAME)"
 
@@ -13,8 +13,9 @@ _MODEL_HELP = "a checkpoint folder, a .gguf file, a snapshot folder, or a hub id
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviated options, whose errors are one line."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs, allow_abbrev=False)  # ty: ignore[invalid-argument-type]
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 (argparse's own, by name)
+        options["allow_abbrev"] = False
+        super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
         """One line on stderr, exit code 2."""

@@ -20,7 +20,7 @@ from jaxgen.engine.model import Model
 from jaxgen.engine.step import hidden_step, logits_step, sampling_step
 from jaxgen.ragged.batch import packed_size
 from jaxgen.ragged.buckets import Bucket
-from jaxgen.sampling import Sampled, SamplerState, SlotRow
+from jaxgen.sampling import Sampled, SamplerState, SamplingParams, SlotRow
 from pallas_kernels.pages import KVPages, abstract_kv_pages, kv_pages_spec
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,15 @@ class StepRunner:
     """
 
     def __init__(
-        self, model: Model, *, num_blocks: tuple[int, ...], block_size: int, num_slots: int
+        self,
+        model: Model,
+        *,
+        num_blocks: tuple[int, ...],
+        block_size: int,
+        num_slots: int,
+        eager: bool = False,
     ) -> None:
+        """eager: steps run op by op, so that a debugger and the faulty line meet."""
         self.model = model
         self.late_compiles = 0
         self._num_blocks = num_blocks
@@ -49,6 +56,7 @@ class StepRunner:
         self._replicated = NamedSharding(model.mesh, PartitionSpec())
         self._steps: dict[StepKey, Wrapped] = {}
         self._warm = False
+        self._eager = eager
         self.reset()
 
     def reset(self) -> None:
@@ -71,20 +79,31 @@ class StepRunner:
 
     def admit(self, slot: int, row: SlotRow) -> None:
         """Writes a request's sampling settings into its slot; in order with the steps."""
-        self._sampler = sampling.admit(self._sampler, slot, row)
+        try:
+            self._sampler = sampling.admit(self._sampler, slot, row)
+        except jax.errors.JaxRuntimeError as error:
+            raise StepFailed(f"admission to slot {slot} failed on the device: {error}") from error
 
     def sample(self, bucket: Bucket, packed: np.ndarray) -> Sampled:
         """Dispatches a step that samples; the result is on its way to the host when it returns."""
         step = self._step("sample", bucket)
         try:
-            self._pages, self._sampler, sampled = step(
-                self.model.leaves, self._pages, self._sampler, self._send(packed)
-            )
+            with jax.disable_jit(self._eager):
+                self._pages, self._sampler, sampled = step(
+                    self.model.leaves, self._pages, self._sampler, self._send(packed)
+                )
         except jax.errors.JaxRuntimeError as error:
             raise StepFailed(f"step {bucket} failed on the device: {error}") from error
         for leaf in jax.tree.leaves(sampled):
             leaf.copy_to_host_async()
         return sampled
+
+    def read[T](self, results: T) -> T:
+        """Waits for a step's results and gives them as numpy arrays, in the same tree."""
+        try:
+            return jax.device_get(results)
+        except jax.errors.JaxRuntimeError as error:  # dispatch had been fine
+            raise StepFailed(f"a step failed on the device: {error}") from error
 
     def logits(self, bucket: Bucket, packed: np.ndarray, *, all_tokens: bool) -> jax.Array:
         """float32 logits [rows, vocab] of each row's last token, or [tokens, vocab] of all."""
@@ -95,13 +114,19 @@ class StepRunner:
         return self._read("hidden", bucket, packed)
 
     def warm_up(self, keys: Iterable[StepKey]) -> None:
-        """Compiles steps in parallel threads; from now on a compile is counted as late."""
+        """Compiles steps in parallel threads; from now on a compile is counted as late.
+
+        Admission is compiled by doing it, in slot 0: no request may be in it.
+        """
         wanted = [key for key in keys if key not in self._steps]
         steps = {key: self._trace(key) for key in wanted}
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             list(pool.map(lambda lowered: lowered.compile(), [s[1] for s in steps.values()]))
         # jit finds the executable of an identical lowering; nothing is compiled a second time.
         self._steps |= {key: jitted for key, (jitted, _) in steps.items()}
+        for params in (SamplingParams(), SamplingParams(presence_penalty=1.0)):
+            vocab = int(self.model.config.vocab_size)
+            self.admit(0, sampling.slot_row(params, vocab_size=vocab, seed=0))
         self._warm = True
 
     def temporary_bytes(self, key: StepKey) -> int:
@@ -112,7 +137,8 @@ class StepRunner:
     def _read(self, kind: str, bucket: Bucket, packed: np.ndarray) -> jax.Array:
         step = self._step(kind, bucket)
         try:
-            self._pages, out = step(self.model.leaves, self._pages, self._send(packed))
+            with jax.disable_jit(self._eager):
+                self._pages, out = step(self.model.leaves, self._pages, self._send(packed))
         except jax.errors.JaxRuntimeError as error:
             raise StepFailed(f"step {bucket} failed on the device: {error}") from error
         return out
@@ -132,10 +158,10 @@ class StepRunner:
     def _make(self, key: StepKey) -> Wrapped:
         kind, bucket = key
         if kind == "sample":
-            return sampling_step(self.model, bucket)
+            return sampling_step(self.model, bucket, eager=self._eager)
         if kind == "hidden":
-            return hidden_step(self.model, bucket)
-        return logits_step(self.model, bucket, all_logits=kind == "all_logits")
+            return hidden_step(self.model, bucket, eager=self._eager)
+        return logits_step(self.model, bucket, all_logits=kind == "all_logits", eager=self._eager)
 
     def _trace(self, key: StepKey) -> tuple[Wrapped, Lowered]:
         kind, bucket = key

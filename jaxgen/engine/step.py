@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import Array, Float, Int
 
+from jaxgen.engine.eager import on_one_device
 from jaxgen.engine.model import Model
 from jaxgen.ragged.batch import StepBatch, unpack
 from jaxgen.ragged.buckets import Bucket
@@ -25,7 +26,7 @@ _TENSOR = "tensor"
 _REPLICATED = PartitionSpec()
 
 
-def sampling_step(model: Model, bucket: Bucket) -> Wrapped:
+def sampling_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
     """Jitted (leaves, pages, sampler, packed) -> (pages, sampler, Sampled).
 
     pages and sampler are donated. packed: the int32 vector of `jaxgen.ragged.batch.pack`.
@@ -44,17 +45,17 @@ def sampling_step(model: Model, bucket: Bucket) -> Wrapped:
         return pages, sampler, sampled
 
     pages = [kv_pages_spec(_TENSOR)] * model.config.num_layers
-    mapped = jax.shard_map(
+    mapped = _on_mesh(
+        model,
         local,
-        mesh=model.mesh,
         in_specs=(model.leaf_specs, pages, _REPLICATED, _REPLICATED),
         out_specs=(pages, _REPLICATED, _REPLICATED),
-        check_vma=False,
+        eager=eager,
     )
     return jax.jit(mapped, donate_argnums=(1, 2))
 
 
-def logits_step(model: Model, bucket: Bucket, all_logits: bool) -> Wrapped:
+def logits_step(model: Model, bucket: Bucket, *, all_logits: bool, eager: bool = False) -> Wrapped:
     """Jitted (leaves, pages, packed) -> (pages, float32 logits); pages are donated.
 
     Logits are [rows, vocab] of each row's last token, or [tokens, vocab] of every token.
@@ -69,10 +70,10 @@ def logits_step(model: Model, bucket: Bucket, all_logits: bool) -> Wrapped:
         chosen = hidden if all_logits else hidden[batch.last_index]
         return pages, decoder.logits(chosen)[:, : model.config.vocab_size]
 
-    return _jit_reading(model, local)
+    return _jit_reading(model, local, eager)
 
 
-def hidden_step(model: Model, bucket: Bucket) -> Wrapped:
+def hidden_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
     """Jitted (leaves, pages, packed) -> (pages, [layers + 1, tokens, model]); pages are donated.
 
     The embedding's output and each block's: what `jaxgen verify` compares to find the first layer
@@ -89,19 +90,35 @@ def hidden_step(model: Model, bucket: Bucket) -> Wrapped:
         )
         return pages, jnp.stack(states)
 
-    return _jit_reading(model, local)
+    return _jit_reading(model, local, eager)
 
 
-def _jit_reading(model: Model, local: Callable[..., Any]) -> Wrapped:
+def _jit_reading(model: Model, local: Callable[..., Any], eager: bool) -> Wrapped:
     pages = [kv_pages_spec(_TENSOR)] * model.config.num_layers
-    mapped = jax.shard_map(
+    mapped = _on_mesh(
+        model,
         local,
-        mesh=model.mesh,
         in_specs=(model.leaf_specs, pages, _REPLICATED),
         out_specs=(pages, _REPLICATED),
-        check_vma=False,
+        eager=eager,
     )
     return jax.jit(mapped, donate_argnums=1)
+
+
+def _on_mesh(
+    model: Model,
+    local: Callable[..., Any],
+    *,
+    in_specs: tuple[Any, ...],
+    out_specs: tuple[Any, ...],
+    eager: bool,
+) -> Callable[..., Any]:
+    """`local` over the mesh's shards; eager: where only `jax.disable_jit` will see it."""
+    if eager:
+        return on_one_device(local, model.mesh.axis_names)
+    return jax.shard_map(
+        local, mesh=model.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
 
 
 def _unpack(model: Model, bucket: Bucket, packed: Int[Array, " words"]) -> StepBatch:
