@@ -62,8 +62,9 @@ class Decoder(nnx.Module):
         cache_groups: Sequence[int],
     ) -> None:
         self.embed = Embedding(weights["embed"])
+        block = self.block_kind(config)
         self.layers = nnx.List(
-            [self.block(config, i, layer, group) for i, layer in enumerate(weights["layers"])]
+            [block(config, i, layer, group) for i, layer in enumerate(weights["layers"])]
         )
         self.norm = self.final_norm(config, weights)
         self.unembed = nnx.Param(weights["unembed"]) if "unembed" in weights else None
@@ -105,6 +106,11 @@ class Decoder(nnx.Module):
         if watch is not None:
             watch.extend(seen)
         return self.norm(x), written
+
+    def block_kind(self, config: DecoderConfig) -> type[Block]:
+        """What its layers are; families whose config chooses override it."""
+        del config
+        return self.block
 
     def final_norm(self, config: DecoderConfig, weights: Mapping[str, Any]) -> nnx.Module:
         """What the last block's output goes through."""
