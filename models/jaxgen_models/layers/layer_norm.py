@@ -1,7 +1,7 @@
 """Layer normalisation (Ba et al., arXiv:1607.06450), with or without weight and bias."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,13 @@ class LayerNorm(nnx.Module):
     None where the model has none.
     """
 
-    def __init__(self, weight: Leaf | None, bias: Leaf | None, eps: float) -> None:
+    def __init__(self, weight: Leaf, bias: Leaf, eps: float) -> None:
         self.weight = None if weight is None else nnx.Param(weight)
         self.bias = None if bias is None else nnx.Param(bias)
         self.eps = eps
 
     @classmethod
-    def of(cls, weights: Mapping[str, Any], name: str, eps: float) -> Self:
+    def of(cls, weights: Mapping[str, Any], name: str, eps: float) -> "LayerNorm":
         """The norm whose weight has this name, with the bias NAME_bias where there is one."""
         return cls(weights[name], weights.get(f"{name}_bias"), eps)
 

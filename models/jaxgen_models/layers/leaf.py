@@ -3,4 +3,5 @@
 from typing import Any
 
 type Leaf = Any
-"""An array or a jax.ShapeDtypeStruct."""
+"""An array or a jax.ShapeDtypeStruct, or None where a docstring says so: beartype, which checks
+models under test, refuses `Leaf | None`, and `Self`."""

@@ -1,7 +1,7 @@
 """Root-mean-square normalisation (Zhang and Sennrich, arXiv:1910.07467)."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     @classmethod
-    def of(cls, weights: Mapping[str, Any], name: str, eps: float) -> Self:
+    def of(cls, weights: Mapping[str, Any], name: str, eps: float) -> "RMSNorm":
         """The norm whose weight has this name."""
         return cls(weights[name], eps)
 
