@@ -23,9 +23,9 @@ def layer_type_windows(hf: HFConfig, num_layers: int, window: int | None) -> Win
     return tuple(known[kind] for kind in types)
 
 
-def every_layer_windows(hf: HFConfig, num_layers: int) -> Windows:
+def every_layer_windows(hf: HFConfig, num_layers: int, absent: int | None = 4096) -> Windows:
     """Mistral: one window for all layers, 4096 where the key is absent; null switches it off."""
-    window = hf.optional_size("sliding_window", absent=4096)
+    window = hf.optional_size("sliding_window", absent=absent)
     width = None if window is None else int(window)
     return layer_type_windows(hf, num_layers, width) or (width,) * int(num_layers)
 

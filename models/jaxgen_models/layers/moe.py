@@ -1,0 +1,56 @@
+"""A mixture of experts (Shazeer et al., arXiv:1701.06538), with an expert for all where there is
+one (DeepSeekMoE, arXiv:2401.06066).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from jaxgen_models.layers.collective import sum_experts, sum_shards
+from jaxgen_models.layers.experts import Experts
+from jaxgen_models.layers.gating import Gating
+from jaxgen_models.layers.linear import project_to_float32
+from jaxgen_models.layers.mlp import GatedMLP
+from jaxgen_models.layers.router import Router
+from jaxgen_models.moe_config import RouterConfig
+
+
+class MoE(nnx.Module):
+    """Shares of the chosen experts' outputs, plus the shared expert's, which may be gated.
+
+    weights: what Router and Experts take, and where the family has them shared_gate_up
+    [2, ffn, model], shared_down [model, ffn], shared_gate [1, model].
+    """
+
+    def __init__(
+        self, weights: Mapping[str, Any], router: RouterConfig, gating: Gating, activation: str
+    ) -> None:
+        self.router = Router(weights, router)
+        self.experts = Experts(weights, gating)
+        self.shared = _shared(weights, activation) if "shared_gate_up" in weights else None
+        self.shared_gate = nnx.Param(weights["shared_gate"]) if "shared_gate" in weights else None
+
+    def __call__(
+        self, x: Float[Array, "tokens model"], live: Bool[Array, " tokens"]
+    ) -> Float[Array, "tokens model"]:
+        """live: which tokens are not padding."""
+        chosen = self.router(x)
+        out = sum_experts(self.experts.partial(x, chosen, live))
+        if self.shared is not None:
+            shared = self.shared.partial(x)
+            if self.shared_gate is not None:
+                gate = jax.nn.sigmoid(project_to_float32(x, self.shared_gate[...]))
+                shared = (shared.astype(jnp.float32) * gate).astype(x.dtype)
+            out = out + shared
+        out = sum_shards(out)
+        bias = self.experts.bias(chosen)
+        return out if bias is None else out + bias
+
+
+def _shared(weights: Mapping[str, Any], activation: str) -> GatedMLP:
+    parts = {"gate_up": weights["shared_gate_up"], "down": weights["shared_down"]}
+    return GatedMLP(parts, activation)

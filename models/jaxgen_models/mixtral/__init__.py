@@ -1,0 +1,1 @@
+"""Mixtral: Mistral's attention, experts in every layer."""

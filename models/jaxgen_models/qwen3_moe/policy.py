@@ -1,0 +1,73 @@
+"""How a Qwen3-MoE checkpoint becomes a model."""
+
+from typing import Final
+
+from jaxgen_checkpoints.container_map import ContainerMap
+from jaxgen_models.config import DecoderConfig
+from jaxgen_models.decoder_config import Defaults, read_decoder_fields
+from jaxgen_models.decoder_container import llama_like_map
+from jaxgen_models.hf_config import HFConfig
+from jaxgen_models.moe_config import (
+    IGNORED_MOE_KEYS,
+    MoEConfig,
+    RouterConfig,
+    every_nth_layer_sparse,
+    read_num_experts,
+    read_top_k,
+)
+from jaxgen_models.moe_container import layer_kinds
+from jaxgen_models.policy import InferencePolicy
+from jaxgen_models.qwen3_moe.container import Qwen3MoeDenseLayer, Qwen3MoeEnds, Qwen3MoeLayer
+from jaxgen_models.qwen3_moe.model import Qwen3MoeForCausalLM
+from jaxgen_models.window_config import Windows
+
+_DEFAULTS: Final = Defaults(kv_heads=4, max_positions=32768, activation="silu")
+
+
+class Qwen3MoePolicy(InferencePolicy):
+    """Qwen3MoeForCausalLM."""
+
+    family = "qwen3_moe"
+    architectures = ("Qwen3MoeForCausalLM",)
+    model_types = ("qwen3_moe",)
+    decoder = Qwen3MoeForCausalLM
+
+    @classmethod
+    def read_config(cls, hf: HFConfig) -> DecoderConfig:
+        """intermediate_size is the width of layers without experts; attention_bias covers o too."""
+        num_experts = read_num_experts(hf, "num_experts", "num_local_experts", default=128)
+        router = RouterConfig(
+            top_k=read_top_k(hf, 8, num_experts), normalise=hf.flag("norm_topk_prob", False)
+        )
+        fields = read_decoder_fields(hf, defaults=_DEFAULTS, windows=switched_windows)
+        attention_bias = hf.flag("attention_bias", False)
+        config = MoEConfig(
+            **fields,
+            qk_norm=True,
+            qkv_bias=attention_bias,
+            output_bias=attention_bias,
+            num_experts=num_experts,
+            expert_ffn_dim=hf.size("moe_intermediate_size", 768),
+            router=router,
+            sparse=every_nth_layer_sparse(hf, int(fields["num_layers"])),
+        )
+        hf.ignore(*IGNORED_MOE_KEYS)
+        hf.finish(cls.family)
+        return config
+
+    def build_container_map(self) -> ContainerMap:
+        """model.layers.N, model.embed_tokens, model.norm and lm_head."""
+        assert isinstance(self.config, MoEConfig)
+        layers = layer_kinds(self.config, Qwen3MoeDenseLayer, Qwen3MoeLayer)
+        return llama_like_map(self.config, layers, Qwen3MoeEnds, unmapped=[])
+
+
+def switched_windows(hf: HFConfig, num_layers: int) -> Windows:
+    """With use_sliding_window all layers attend through the window, whatever max_window_layers
+    says.
+    """
+    hf.ignore("max_window_layers", "sliding_window")
+    if not hf.flag("use_sliding_window", False):
+        return (None,) * num_layers
+    window = hf.optional_size("sliding_window", absent=4096)
+    return (None if window is None else int(window),) * num_layers
