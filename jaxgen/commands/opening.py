@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxgen.compile_cache import use_compile_cache
 from jaxgen.config import EngineConfig
 from jaxgen.hub import local_model
 from jaxgen.opened import OpenedModel, open_model
@@ -32,22 +33,29 @@ _ENGINE_OPTIONS = (
 )
 
 
-def engine_options(args: argparse.Namespace, sequences: int) -> dict[str, Any]:
-    """EngineConfig's options as given; on a CPU small limits that fit this many sequences."""
-    options = {name: getattr(args, name) for name in _ENGINE_OPTIONS}
-    options = {name: value for name, value in options.items() if value is not None}
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """EngineConfig's options, as far as the command has them and they were given."""
+    options = {name: getattr(args, name, None) for name in _ENGINE_OPTIONS}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def limited_options(
+    args: argparse.Namespace, sequences: int, step_tokens: int = CPU_STEP_TOKENS
+) -> dict[str, Any]:
+    """The same with limits that fit this many sequences, and on a CPU steps of so many tokens."""
+    options = engine_options(args)
     options.setdefault("max_num_seqs", _at_most(sequences, options.get("max_num_batched_tokens")))
     if jax.default_backend() == "cpu":
-        rows = options["max_num_seqs"]
-        options.setdefault("max_num_batched_tokens", max(CPU_STEP_TOKENS, rows))
+        options.setdefault("max_num_batched_tokens", max(step_tokens, options["max_num_seqs"]))
     return options
 
 
 def open_for(args: argparse.Namespace, sequences: int) -> OpenedModel:
     """The model of `args`, mapped and not loaded, for this many sequences at once."""
+    use_compile_cache()
     return open_model(
         local_model(args.model),
-        EngineConfig.from_any(None, **engine_options(args, sequences)),
+        EngineConfig.from_any(None, **limited_options(args, sequences)),
         tokenizer=args.tokenizer,
         chat_template=chat_template(getattr(args, "chat_template", None)),
         policy=args.policy,
