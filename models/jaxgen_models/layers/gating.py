@@ -1,13 +1,14 @@
 """How the gate and the up projection of an expert meet."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Array, Float
 
 from jaxgen_models.layers.activation import ACTIVATIONS
 
 
+@runtime_checkable
 class Gating(Protocol):
     """Elementwise; must be hashable, since it is part of the traced program."""
 
