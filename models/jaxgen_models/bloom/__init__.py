@@ -1,0 +1,1 @@
+"""BLOOM: ALiBi instead of positions, a norm behind the embedding."""
