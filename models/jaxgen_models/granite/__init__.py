@@ -1,0 +1,1 @@
+"""Granite: Llama's layout with four multipliers."""
