@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence as Items
 
-import numpy as np
-
 from jaxgen.engine.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from jaxgen.sampling import Sampled, SamplingParams
 from jaxgen.schedule.request import Request
@@ -46,7 +44,10 @@ class Continuation:
         )
 
     def receive(self, token: int, sampled: Sampled, row: int) -> bool:
-        """Takes the next token; whether it ends the continuation by its content."""
+        """Takes the next token; whether it ends the continuation by its content.
+
+        sampled: on the host; the token's log-probabilities are in its `row`.
+        """
         completion = self._completion
         completion.token_ids.append(token)
         if completion.logprobs is not None:
@@ -83,7 +84,6 @@ class Continuation:
 
     def _logprob(self, token: int, sampled: Sampled, row: int) -> TokenLogprob:
         count = self.params.logprobs or 0
-        ids = np.asarray(sampled.top_ids)[row, :count]
-        values = np.asarray(sampled.top_logprobs)[row, :count]
+        ids, values = sampled.top_ids[row, :count], sampled.top_logprobs[row, :count]
         top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-        return TokenLogprob(token, float(np.asarray(sampled.logprobs)[row]), top)
+        return TokenLogprob(token, float(sampled.logprobs[row]), top)

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgen.config import EngineConfig
 from jaxgen.engine.model import Model
-from jaxgen.engine.runner import StepFailed, StepRunner
+from jaxgen.engine.runner import StepRunner
 from jaxgen.ragged.batch import BatchItem, pack
 from jaxgen.ragged.buckets import Buckets
 from jaxgen.ragged.capacity import Capacity
@@ -71,19 +71,32 @@ class InferenceEngine:
                 raise SchedulingError(result)
         if not batch:
             return np.zeros((0, int(self.model.config.vocab_size)), np.float32)
-        items = self._reserve(batch_uids, batch)
-        counts = [len(item.tokens) for item in items]
+        counts = [len(tokens) for tokens in batch]
         bucket = self.buckets.fit(counts)
         align = self.buckets.row_alignment
+        items = self._reserve(batch_uids, batch)
         packed = pack(bucket, items, self.state, row_alignment=align)
         try:
-            logits = np.asarray(self.runner.logits(bucket, packed, all_tokens=all_logits))
-        except StepFailed:
-            self._forget_everything()
+            logits = self.runner.read(self.runner.logits(bucket, packed, all_tokens=all_logits))
+        except BaseException:  # even an interrupt may come when the donated cache is gone
+            self.forget_everything()
             raise
         for uid in batch_uids:
             self.state.commit(uid)
         return logits[_token_rows(counts, align)] if all_logits else logits[: len(items)]
+
+    def warm_up(self, *, logits: bool = False) -> None:
+        """Compiles every step that generation can need; with logits also those of `put`.
+
+        From now on a compile is counted in `runner.late_compiles` and logged as a fault.
+        RuntimeError while sequences are tracked: warm up before the first request.
+        """
+        if len(self.state):
+            raise RuntimeError(
+                f"{len(self.state)} sequences are in the engine: warm up before them"
+            )
+        kinds = ("sample", "logits", "all_logits") if logits else ("sample",)
+        self.runner.warm_up((kind, bucket) for bucket in self.buckets for kind in kinds)
 
     def query(self, uid: int, max_request_tokens: int, max_request_blocks: int) -> tuple[int, int]:
         """(tokens, blocks): how many of the wanted tokens fit, and the new blocks that costs."""
@@ -100,6 +113,12 @@ class InferenceEngine:
     def flush(self, uid: int) -> None:
         """Forgets a sequence and frees its blocks; an unknown uid is fine."""
         self.state.flush(uid)
+
+    def forget_everything(self) -> None:
+        """Flushes every sequence and begins with an empty cache, as after a step that died."""
+        for uid in list(self.state.uids):
+            self.state.flush(uid)
+        self.runner.reset()
 
     @property
     def free_blocks(self) -> list[int]:
@@ -127,7 +146,10 @@ class InferenceEngine:
 
         A gather on the device would clamp such ids in silence.
         """
-        ids = np.asarray(token_ids)
+        try:
+            ids = np.asarray(token_ids)
+        except ValueError:  # rows of unequal length
+            ids = np.empty(0)
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
             raise RefusedInput(f"sequence {uid}: expected a list of token ids, got {token_ids!r}")
         vocab = int(self.model.config.vocab_size)
@@ -160,12 +182,6 @@ class InferenceEngine:
             BatchItem(self.state[uid], tokens, emit=False)
             for uid, tokens in zip(uids, batch, strict=True)
         ]
-
-    def _forget_everything(self) -> None:
-        """After a step died with the donated cache: no sequence has a past any more."""
-        for uid in list(self.state.uids):
-            self.state.flush(uid)
-        self.runner.reset()
 
 
 def _token_rows(counts: Items[int], align: int) -> np.ndarray:

@@ -15,13 +15,13 @@ import numpy as np
 from jaxgen.engine.continuation import Continuation
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.outputs import FinishReason, RequestOutput
-from jaxgen.engine.runner import StepFailed
 from jaxgen.ragged.batch import BatchItem, pack
-from jaxgen.sampling import InvalidParameter, Sampled, SamplingParams, slot_row
+from jaxgen.sampling import InvalidParameter, Sampled, SamplingParams, SlotRow, slot_row
 from jaxgen.schedule.limits import Limits
 from jaxgen.schedule.request import Request
 from jaxgen.schedule.scheduler import Scheduler
 from jaxgen.schedule.split_fuse import Plan
+from jaxgen.schedule.verdict import SchedulingError, SchedulingResult
 from jaxgen.text.tokenizer import Tokenizer
 
 _FIRST_UID = 1 << 40  # far from the uids that callers of `put` choose
@@ -104,6 +104,7 @@ class GenerationLoop:
                 self._continuations[request.uid] = Continuation(
                     request, output, index, params, seed + index, self._eos_ids, self._tokenizer
                 )
+                self._slot_row(request)  # refuses now what admission would refuse in mid-step
         except (RuntimeError, ValueError):
             for request in begun:
                 self._end(request)
@@ -121,15 +122,19 @@ class GenerationLoop:
     def step(self) -> list[RequestOutput]:
         """Dispatches the next step and reads the one before; the outputs that got tokens or ended.
 
-        Outputs are cumulative and the same objects each time. StepFailed ends every request.
+        Outputs are cumulative and the same objects each time. StepFailed, or whatever else breaks a
+        step off, ends every request; the engine serves the next. SchedulingError if nothing can go
+        on because sequences of `put` hold what the requests wait for.
         """
         try:
             dispatched = self._dispatch()
-        except StepFailed as error:
-            self._fail_all(str(error))
+            if self._in_flight and (not dispatched or len(self._in_flight) > self._depth):
+                return self._read(self._in_flight.popleft())
+        except BaseException as error:  # even an interrupt may come when the donated cache is gone
+            self._fail_all(str(error) or type(error).__name__)
             raise
-        if self._in_flight and (not dispatched or len(self._in_flight) > self._depth):
-            return self._read(self._in_flight.popleft())
+        if not dispatched and self._outputs:
+            raise self._starved()
         return []
 
     def _request(
@@ -158,7 +163,7 @@ class GenerationLoop:
         self._in_flight.append(_InFlight(sampled, _emitting(plan)))
         return True
 
-    def _slot_row(self, request: Request):  # noqa: ANN202
+    def _slot_row(self, request: Request) -> SlotRow:
         continuation = self._continuations[request.uid]
         return slot_row(
             continuation.params,
@@ -170,21 +175,23 @@ class GenerationLoop:
         )
 
     def _read(self, step: _InFlight) -> list[RequestOutput]:
-        """Waits for a step's tokens and hands them to their requests."""
-        if not step.rows:
-            return []
-        tokens, bad = np.asarray(step.sampled.tokens), np.asarray(step.sampled.bad)
+        """Waits for a step's tokens and hands them to their requests.
+
+        A step that samples nothing is waited for too, so that the host stays one step ahead.
+        """
+        sampled = self._engine.runner.read(step.sampled)
         changed: dict[str, RequestOutput] = {}
         for row, request in step.rows:
             continuation = self._continuations.get(request.uid)
             if continuation is None:
                 continue  # it ended while this step was under way
-            if bad[row]:
+            if sampled.bad[row]:
                 continuation.fail("the model's logits are not finite")
                 self._end(request)
             else:
-                stop = continuation.receive(int(tokens[row]), step.sampled, row)
-                self._scheduler.receive(request, int(tokens[row]), stop=stop)
+                token = int(sampled.tokens[row])
+                stop = continuation.receive(token, sampled, row)
+                self._scheduler.receive(request, token, stop=stop)
                 if stop or len(request.output_ids) >= request.max_tokens:
                     continuation.finish(FinishReason.LENGTH)
                     self._end(request)
@@ -207,7 +214,18 @@ class GenerationLoop:
             continuation.fail(reason)
             self._end(continuation.request)
         self._outputs.clear()
-        self._engine.runner.reset()
+        self._engine.forget_everything()
+
+    def _starved(self) -> SchedulingError:
+        """Requests wait, none runs, no step is under way: whoever else uses the engine is why."""
+        tracked = self._engine.capacity.free_sequences > 0
+        result = (
+            SchedulingResult.KVCacheLimitExceeded
+            if tracked
+            else SchedulingResult.EngineSequenceLimitExceeded
+        )
+        held = len(self._engine.state)
+        return SchedulingError(result, f"Requests wait for what {held} sequences of `put` hold.")
 
 
 def _emitting(plan: Plan) -> tuple[tuple[int, Request], ...]:
