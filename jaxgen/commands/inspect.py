@@ -45,7 +45,7 @@ def _print(model: str, report: ModelReport) -> None:
     say(table(facts))
     say()
     header = ("parameter", "from", "stored", "canonical", "placed", "sharding", "a device")
-    rows = [header]
+    rows: list[tuple[str, ...]] = [header]
     for (name, sources), run in _runs(report.weights):
         first = run[0]
         rows.append(

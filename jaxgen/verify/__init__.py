@@ -1,0 +1,1 @@
+"""Numbers against a reference: a recorded fixture, or transformers at work beside us."""

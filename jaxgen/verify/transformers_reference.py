@@ -1,0 +1,142 @@
+"""transformers at work on CPU as the reference: its logits, its greedy tokens, its hidden states.
+
+torch and transformers are imported here only, and only when they are asked for.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgen.verify.recording import FLOAT32_LOGITS, RecordedPrompt, Recording
+from jaxgen_checkpoints.errors import RefusedInput
+from jaxgen_checkpoints.snapshot import SNAPSHOT_FILE
+
+GREEDY_STEPS = 16
+NARROW_FACTOR = 2
+
+_RANDOM_LENGTHS = (1, 7, 16, 33)
+
+
+class TransformersReference:
+    """A model of transformers, in float32 with eager attention, beside ours."""
+
+    def __init__(self, model: Path) -> None:
+        """RefusedInput where torch and transformers are missing, or cannot read the model."""
+        self._torch, self._transformers = _import("torch"), _import("transformers")
+        if (model / SNAPSHOT_FILE).exists():
+            raise RefusedInput(
+                f"{model}: transformers cannot read a snapshot; verify the checkpoint that it was "
+                "converted from"
+            )
+        self._path = model
+        self._model = self._load("float32")
+        self._torch.manual_seed(0)
+
+    def record(self, prompts: Sequence[np.ndarray], *, narrow: bool) -> Recording:
+        """The reference's float32 answers; narrow: bounds follow from its own bfloat16 error."""
+        logits = [self._logits(self._model, ids) for ids in prompts]
+        bounds = [FLOAT32_LOGITS] * len(prompts)
+        if narrow:
+            rounded = self._load("bfloat16")
+            bounds = [
+                NARROW_FACTOR * float(np.abs(self._logits(rounded, ids) - exact).max())
+                for ids, exact in zip(prompts, logits, strict=True)
+            ]
+        recorded = [
+            RecordedPrompt(ids, exact, *self._greedy(ids), bound)
+            for ids, exact, bound in zip(prompts, logits, bounds, strict=True)
+        ]
+        return Recording(
+            f"transformers {self._transformers.__version__}", recorded, exact=not narrow
+        )
+
+    def hidden_states(self, ids: np.ndarray) -> np.ndarray:
+        """float32 [layers + 1, tokens, model]: the embedding's output and each block's."""
+        blocks = self._blocks()
+        last: list[Any] = []
+        # transformers' own last hidden state comes after the final norm; the block's own does not.
+        hook = blocks[-1].register_forward_hook(lambda _, __, output: last.append(output))
+        try:
+            with self._torch.no_grad():
+                states = self._model(self._batch(ids), output_hidden_states=True).hidden_states
+        finally:
+            hook.remove()
+        output = last[0][0] if isinstance(last[0], tuple) else last[0]
+        return np.stack([state[0].numpy() for state in (*states[:-1], output)])
+
+    def _blocks(self) -> Any:  # noqa: ANN401 (a torch ModuleList)
+        layers = self._model.config.num_hidden_layers
+        for module in self._model.modules():
+            if isinstance(module, self._torch.nn.ModuleList) and len(module) == layers:
+                return module
+        raise RefusedInput(f"{self._path}: transformers' model has no list of {layers} layers")
+
+    def _load(self, dtype: str) -> Any:  # noqa: ANN401 (a transformers model)
+        gguf = {"gguf_file": self._path.name} if self._path.is_file() else {}
+        folder = self._path.parent if gguf else self._path
+        try:
+            model = self._transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation="eager", local_files_only=True, **gguf
+            )
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+            raise RefusedInput(f"{self._path}: transformers cannot load it: {error}") from error
+        return model.eval()
+
+    def _batch(self, ids: np.ndarray) -> Any:  # noqa: ANN401 (a torch tensor)
+        return self._torch.from_numpy(ids.astype(np.int64))[None]
+
+    def _logits(self, model: Any, ids: np.ndarray) -> np.ndarray:  # noqa: ANN401
+        with self._torch.no_grad():
+            return model(self._batch(ids)).logits[0].float().numpy()
+
+    def _greedy(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int32 [steps] and the top five log-probabilities of each step, with a KV cache."""
+        tokens, top5, cache, given = [], [], None, self._batch(ids)
+        for _ in range(GREEDY_STEPS):
+            with self._torch.no_grad():
+                out = self._model(given, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            row = out.logits[0, -1].double()
+            likely = self._torch.log_softmax(row, -1).topk(5)
+            given = likely.indices[:1][None]
+            tokens.append(int(given))
+            top5.append(likely.values.numpy())
+        return np.asarray(tokens, np.int32), np.asarray(top5, np.float32)
+
+
+def random_prompts(vocab_size: int, longest: int) -> list[np.ndarray]:
+    """A few seeded prompts of ragged lengths, as far as the context has room for them."""
+    rng = np.random.default_rng(0)
+    lengths = [min(length, longest - GREEDY_STEPS) for length in _RANDOM_LENGTHS]
+    return [
+        rng.integers(0, vocab_size, length).astype(np.int32)
+        for length in dict.fromkeys(lengths)
+        if length > 0
+    ]
+
+
+def first_layer_off(ours: np.ndarray, theirs: np.ndarray, tolerance: float) -> str:
+    """Names the first of [layers + 1, tokens, model] states that differ beyond `tolerance`.
+
+    tolerance: of the largest difference, relative to the root mean square of the layer's state.
+    """
+    for layer, (state, truth) in enumerate(zip(ours, theirs, strict=True)):
+        scale = float(np.sqrt(np.mean(np.square(truth, dtype=np.float64)))) or 1.0
+        off = float(np.abs(state - truth).max()) / scale
+        if not off <= tolerance:
+            name = "the embedding" if layer == 0 else f"layer {layer - 1}"
+            return f"{name} (hidden states off by {off:.1e} of their size)"
+    return "none: hidden states agree, look at the final norm and the unembedding"
+
+
+def _import(name: str) -> Any:  # noqa: ANN401 (a module that need not be installed)
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise RefusedInput(
+            f"verifying against transformers needs {name}, which is not installed: `pip install "
+            "torch transformers` beside jaxgen, or compare with a recording: --golden expected.npz"
+        ) from error
