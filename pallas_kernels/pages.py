@@ -67,6 +67,18 @@ class RaggedRows:
         position = jnp.where(valid, token[:, 0] + first[row], 0)
         return TokenPlaces(row=row, position=position, valid=valid)
 
+    def token_slots(
+        self, num_tokens: int, *, page_size: int, num_pages: int
+    ) -> tuple[Int[Array, " tokens"], Int[Array, " tokens"]]:
+        """Page and place in it of each token of this step.
+
+        Padding goes to pages past the end, each to its own, so that all indices stay unique.
+        """
+        places = self.token_places(num_tokens)
+        page = self.block_table[places.row, places.position // page_size]
+        nowhere = num_pages + jnp.arange(num_tokens, dtype=jnp.int32)
+        return jnp.where(places.valid, page, nowhere), places.position % page_size
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
@@ -106,22 +118,15 @@ class KVPages:
         rows: RaggedRows,
     ) -> "KVPages":
         """Pages with the step's tokens in place; in place when donated. Padding touches nothing."""
-        page, offset = self._slots(rows, k_new.shape[0])
+        page, offset = rows.token_slots(
+            k_new.shape[0], page_size=self.page_size, num_pages=self.num_pages
+        )
 
         def put(pool: Array, new: Array) -> Array:
             slots = pool.at[page, :, offset]
             return slots.set(new.astype(pool.dtype), mode="drop", unique_indices=True)
 
         return KVPages(keys=put(self.keys, k_new), values=put(self.values, v_new))
-
-    def _slots(
-        self, rows: RaggedRows, num_tokens: int
-    ) -> tuple[Int[Array, " tokens"], Int[Array, " tokens"]]:
-        places = rows.token_places(num_tokens)
-        page = rows.block_table[places.row, places.position // self.page_size]
-        # Padding goes to pages past the end, each to its own, so that all indices stay unique.
-        nowhere = self.num_pages + jnp.arange(num_tokens, dtype=jnp.int32)
-        return jnp.where(places.valid, page, nowhere), places.position % self.page_size
 
     def read(
         self, blocks: Int[Array, "*batch blocks"]
