@@ -27,6 +27,7 @@ class AttentionProblem:
     soft_cap: float | None
     sinks: bool
     alibi: bool
+    alibi_table: bool = False
 
     @property
     def group(self) -> int:
@@ -38,7 +39,8 @@ class AttentionProblem:
             f"window {self.window}" if self.window is not None else "",
             f"soft cap {self.soft_cap}" if self.soft_cap is not None else "",
             "sinks" if self.sinks else "",
-            "ALiBi" if self.alibi else "",
+            "ALiBi" if self.alibi and not self.alibi_table else "",
+            "ALiBi by a table of positions" if self.alibi_table else "",
         ]
         return ", ".join(
             [
@@ -61,7 +63,7 @@ def check(
     window: int | None,
     soft_cap: float | None,
     sinks: Float[Array, " heads"] | None,
-    alibi: Float[Array, " heads"] | None,
+    alibi: Float[Array, "heads ..."] | None,
 ) -> AttentionProblem:
     """The problem, or ValueError naming the argument, what was expected and what came."""
     tokens, heads, head_dim = q.shape
@@ -78,7 +80,10 @@ def check(
         raise ValueError(f"window must be at least 1 token, got {window}; None means no window.")
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"soft_cap must be positive, got {soft_cap}; None means no cap.")
-    for name, per_head in (("sinks", sinks), ("alibi", alibi)):
+    by_table = alibi is not None and alibi.ndim == 2
+    if alibi is not None and by_table:
+        _check_table(alibi, heads, rows.block_table.shape[1] * pages.page_size)
+    for name, per_head in (("sinks", sinks), ("alibi", None if by_table else alibi)):
         if per_head is not None and per_head.shape != (heads,):
             raise ValueError(f"{name} must be ({heads},), one a query head, got {per_head.shape}.")
     _check_rows(rows)
@@ -96,7 +101,16 @@ def check(
         soft_cap=soft_cap,
         sinks=sinks is not None,
         alibi=alibi is not None,
+        alibi_table=by_table,
     )
+
+
+def _check_table(alibi: Float[Array, "heads positions"], heads: int, positions: int) -> None:
+    if alibi.shape[0] != heads or alibi.shape[1] < positions:
+        raise ValueError(
+            f"alibi as a table must be ({heads}, {positions}), one a query head and one a position "
+            f"of the block table at least, got {alibi.shape}."
+        )
 
 
 def _check_rows(rows: RaggedRows) -> None:

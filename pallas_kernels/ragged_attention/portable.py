@@ -74,7 +74,7 @@ def run(
     window: int | None,
     soft_cap: float | None,
     sinks: Float[Array, " heads"] | None,
-    alibi: Float[Array, " heads"] | None,
+    alibi: Float[Array, "heads ..."] | None,
 ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
     """As ragged_attention."""
     pages = pages.write(k_new, v_new, rows)
@@ -100,7 +100,7 @@ def _attend(
     pages: KVPages,
     rows: RaggedRows,
     sinks: Float[Array, " heads"] | None,
-    alibi: Float[Array, " heads"] | None,
+    alibi: Float[Array, "heads ..."] | None,
     *,
     plan: _Plan,
     scale: float,
@@ -162,7 +162,7 @@ def _attend_tiles(
     window: int | None,
     soft_cap: float | None,
     sinks: Float[Array, " heads"] | None,
-    alibi: Float[Array, " heads"] | None,
+    alibi: Float[Array, "heads ..."] | None,
 ) -> Float[Array, "lanes tile heads head"]:
     """Attention of each tile over its row's KV; queries at position -1 see nothing: zeros."""
     lanes, tile, heads, head_dim = queries.shape
@@ -182,6 +182,15 @@ def _attend_tiles(
     at = at.reshape(lanes, pages.kv_heads, group * tile, 1)
     furthest = position.max(axis=1)
 
+    def bias(alibi: Array, key_at: Int[Array, " span"]) -> Array:
+        if alibi.ndim == 1:
+            return per_query(alibi)[..., None] * (key_at - at).astype(jnp.float32)
+        here = alibi.astype(jnp.float32).at[:, key_at].get(mode="clip")
+        here = here.reshape(pages.kv_heads, group, 1, span)
+        return jnp.broadcast_to(here, (pages.kv_heads, group, tile, span)).reshape(
+            pages.kv_heads, group * tile, span
+        )
+
     def block(index: Int[Array, ""], so_far: _Softmax) -> _Softmax:
         column = index * blocks + jnp.arange(blocks, dtype=jnp.int32)
         keys, values = pages.read(table.at[:, column].get(mode="clip"))
@@ -192,7 +201,7 @@ def _attend_tiles(
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         if alibi is not None:
-            scores += per_query(alibi)[..., None] * (key_at - at).astype(jnp.float32)
+            scores += bias(alibi, key_at)
         seen = key_at <= at
         if window is not None:
             seen &= key_at > at - window

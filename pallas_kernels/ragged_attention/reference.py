@@ -25,7 +25,7 @@ def run(
     window: int | None,
     soft_cap: float | None,
     sinks: Float[Array, " heads"] | None,
-    alibi: Float[Array, " heads"] | None,
+    alibi: Float[Array, "heads ..."] | None,
 ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
     """As ragged_attention; all arithmetic in float32 (float64 for float64 inputs)."""
     pages = pages.write(k_new, v_new, rows)
@@ -49,8 +49,10 @@ def run(
         scores = scale * jnp.einsum("hd,hsd->hs", query, keys, precision="highest")
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
-        if alibi is not None:
+        if alibi is not None and alibi.ndim == 1:
             scores += alibi[:, None].astype(exact) * (key_position - position)
+        elif alibi is not None:
+            scores += alibi[:, : key_position.size].astype(exact)
         scores = jnp.where(seen, scores, -jnp.inf)
         if sinks is not None:
             scores = jnp.concatenate([scores, sinks[:, None].astype(exact)], axis=1)

@@ -59,6 +59,7 @@ CASES = {
     "sinks": Case(MIXED, options={"sinks": True}),
     "sinks_decode": Case(((1, 20), (1, 1)), options={"sinks": True}),
     "alibi": Case(MIXED, options={"alibi": True}),
+    "alibi_table": Case(MIXED, heads=6, kv_heads=3, options={"alibi_table": True}),
     "all_options": Case(
         MIXED, options={"window": 6, "soft_cap": 2.0, "sinks": True, "alibi": True}
     ),
@@ -125,6 +126,9 @@ def make(case: Case, dtype: Any, seed: int = 0, min_pages: int = 0) -> Inputs:
     for name in ("sinks", "alibi"):
         if options.get(name):
             options[name] = jnp.asarray(np.abs(rng.standard_normal(case.heads)), jnp.float32)
+    if options.pop("alibi_table", False):
+        shape = (case.heads, rows.block_table.shape[1] * case.page_size)
+        options["alibi"] = jnp.asarray(rng.standard_normal(shape), jnp.float32)
     pages = _past(case, rows, context, pool, dtype)
     arrays = (jnp.asarray(each) for each in (q, *new))
     return Inputs(*arrays, pages=pages, rows=rows, options=options, context=context)
@@ -184,7 +188,8 @@ def oracle(case: Case, inputs: Inputs, scale: float) -> np.ndarray:
                 if cap is not None:
                     scores = cap * np.tanh(scores / cap)
                 if alibi is not None:
-                    scores = scores + float(alibi[head]) * (seen - at)
+                    slope = np.asarray(alibi[head], np.float64)
+                    scores = scores + (slope * (seen - at) if slope.ndim == 0 else slope[seen])
                 sink = [] if sinks is None else [float(sinks[head])]
                 top = max([scores.max(), *sink])
                 weights = np.exp(scores - top)
