@@ -180,6 +180,13 @@ class HFConfig:
             raise self._error(f"{key} must be finite and above zero, got {value}")
         return float(value)
 
+    def optional_number(self, key: str, absent: float | None = None) -> float | None:
+        """As `number`, where null means "not set" and an absent key means `absent`."""
+        self._seen.add(key)
+        if key not in self.raw:
+            return absent
+        return None if self.raw[key] is None else self.number(key)
+
     def flag(self, key: str, default: Json = _REQUIRED) -> bool:
         """true or false; null means the default."""
         value = self._get(key, default)

@@ -30,6 +30,16 @@ def every_layer_windows(hf: HFConfig, num_layers: int, absent: int | None = 4096
     return layer_type_windows(hf, num_layers, width) or (width,) * int(num_layers)
 
 
+def periodic_windows(hf: HFConfig, num_layers: int, *, window: int, period: int) -> Windows:
+    """Hybrids: every period-th layer sees everything, the others look through the window, unless
+    layer_types says it layer by layer.
+    """
+    explicit = layer_type_windows(hf, num_layers, int(window))
+    if explicit is not None:
+        return explicit
+    return tuple(None if (i + 1) % period == 0 else int(window) for i in range(num_layers))
+
+
 def upper_layer_windows(hf: HFConfig, num_layers: int) -> Windows:
     """Qwen: with use_sliding_window, layers from max_window_layers on attend through the window."""
     hf.ignore("max_window_layers", "sliding_window")
