@@ -1,0 +1,87 @@
+"""How a Gemma 3 text checkpoint becomes a model."""
+
+from typing import Any
+
+from jaxgen_checkpoints.container_map import ContainerMap
+from jaxgen_models.decoder_config import Defaults, read_decoder_fields
+from jaxgen_models.decoder_container import llama_like_map
+from jaxgen_models.gemma3.config import Gemma3Config
+from jaxgen_models.gemma3.container import Gemma3Ends, Gemma3Layer
+from jaxgen_models.gemma3.model import Gemma3ForCausalLM
+from jaxgen_models.hf_config import HFConfig
+from jaxgen_models.policy import InferencePolicy
+from jaxgen_models.rope_config import RopeConfig, read_rope_table
+from jaxgen_models.soft_capped_config import soft_cap_fields
+from jaxgen_models.window_config import Windows, periodic_windows
+
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+
+
+class Gemma3Policy(InferencePolicy):
+    """Gemma3ForCausalLM: the text models, without images."""
+
+    family = "gemma3"
+    architectures = ("Gemma3ForCausalLM",)
+    model_types = ("gemma3_text",)
+    decoder = Gemma3ForCausalLM
+
+    @classmethod
+    def read_config(cls, hf: HFConfig) -> Gemma3Config:
+        """Absent keys mean the 4B model's text part; absent soft caps are none."""
+        defaults = Defaults(
+            tied=True,
+            head_dim=256,
+            kv_heads=4,
+            max_positions=131072,
+            activation="gelu_pytorch_tanh",
+            activation_key="hidden_activation",
+        )
+        fields = read_decoder_fields(hf, defaults=defaults, windows=_windows, rope=_global_rope)
+        # max_position_embeddings counts what the scaling reaches already.
+        positions = int(hf.size("max_position_embeddings", defaults.max_positions))
+        config = Gemma3Config(
+            **{**fields, "max_context": positions},
+            **soft_cap_fields(hf, attention=None, logits=None),
+            qk_norm=True,
+            local_rope=_local_rope(hf, int(fields["head_dim"]), positions),
+        )
+        hf.finish(cls.family)
+        return config
+
+    def build_container_map(self) -> ContainerMap:
+        """model.layers.N, model.embed_tokens, model.norm and lm_head."""
+        return llama_like_map(self.config, Gemma3Layer, Gemma3Ends, unmapped=[])
+
+
+def _windows(hf: HFConfig, num_layers: int) -> Windows:
+    """Every sliding_window_pattern-th layer sees everything unless layer_types says otherwise."""
+    period = int(hf.size("sliding_window_pattern", 6))
+    return periodic_windows(hf, num_layers, window=hf.size("sliding_window", 4096), period=period)
+
+
+def _global_rope(hf: HFConfig, head_dim: int, positions: int) -> RopeConfig:
+    """rope_scaling is of the layers that see everything alone."""
+    theta = hf.number("rope_theta", 1_000_000.0)
+    table = {**_nested(hf, _GLOBAL), **(hf.table("rope_scaling") or {})}
+    return read_rope_table(hf, "rope_scaling", table, head_dim, positions, theta)
+
+
+def _local_rope(hf: HFConfig, head_dim: int, positions: int) -> RopeConfig:
+    theta = hf.number("rope_local_base_freq", 10_000.0)
+    return read_rope_table(
+        hf, f"rope_parameters {_LOCAL}", _nested(hf, _LOCAL), head_dim, positions, theta
+    )
+
+
+def _nested(hf: HFConfig, kind: str) -> dict[str, Any]:
+    """The table of one kind of layer; a table for all layers would leave open whose it is."""
+    tables = hf.table("rope_parameters") or {}
+    if strangers := sorted(set(tables) - {_GLOBAL, _LOCAL}):
+        raise hf.error(
+            f"rope_parameters must have one table each for {_GLOBAL} and {_LOCAL}, "
+            f"got {', '.join(strangers)}"
+        )
+    table = tables.get(kind)
+    if table is not None and not isinstance(table, dict):
+        raise hf.error(f"rope_parameters {kind} must be an object, got {table!r}")
+    return dict(table or {})
