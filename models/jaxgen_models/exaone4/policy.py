@@ -1,0 +1,84 @@
+"""How an EXAONE 4 checkpoint, or the text part of an EXAONE 4.5 one, becomes a model."""
+
+from jaxgen_checkpoints.container_map import ContainerMap
+from jaxgen_models.decoder_config import Defaults, read_decoder_fields
+from jaxgen_models.decoder_container import llama_like_map
+from jaxgen_models.exaone4.config import Exaone4Config
+from jaxgen_models.exaone4.container import UNMAPPED_45, Exaone4Ends, Exaone4Layer, Exaone45Ends
+from jaxgen_models.exaone4.model import Exaone4ForCausalLM
+from jaxgen_models.hf_config import HFConfig
+from jaxgen_models.policy import InferencePolicy
+from jaxgen_models.window_config import Windows, layer_type_windows, periodic_windows
+
+
+class Exaone4Policy(InferencePolicy):
+    """Exaone4ForCausalLM."""
+
+    family = "exaone4"
+    architectures = ("Exaone4ForCausalLM",)
+    model_types = ("exaone4",)
+    decoder = Exaone4ForCausalLM
+
+    @classmethod
+    def read_config(cls, hf: HFConfig) -> Exaone4Config:
+        """A null sliding_window means that no layer slides and that all rotate."""
+        defaults = Defaults(norm_eps=1e-5, kv_heads=32, max_positions=2048, activation="silu")
+        fields = read_decoder_fields(hf, defaults=defaults, windows=_windows)
+        hybrid = hf.optional_size("sliding_window", absent=4096) is not None
+        hf.finish(cls.family)
+        return Exaone4Config(**fields, qk_norm=True, hybrid=hybrid)
+
+    def build_container_map(self) -> ContainerMap:
+        """model.layers.N, model.embed_tokens, model.norm and lm_head."""
+        return llama_like_map(self.config, Exaone4Layer, Exaone4Ends, unmapped=[])
+
+
+class Exaone45Policy(Exaone4Policy):
+    """Exaone4_5ForConditionalGeneration, its text part: images and second tokens are left out."""
+
+    family = "exaone4_5"
+    architectures = ("Exaone4_5_ForConditionalGeneration",)
+    model_types = ("exaone4_5",)
+
+    @classmethod
+    def read_config(cls, hf: HFConfig) -> Exaone4Config:
+        """The text model's config is nested; dtype, tied head and ids may stand outside it."""
+        text = hf.table("text_config")
+        if text is None:
+            raise hf.error("text_config is missing")
+        tied = hf.flag("tie_word_embeddings", False)
+        if text.get("tie_word_embeddings") not in (None, tied):
+            raise hf.error("tie_word_embeddings differs between text_config and the whole model")
+        hf.ignore("vision_config", "image_token_id", "video_token_id")
+        hf.finish(cls.family)
+        outer = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id")
+        given = {key: hf.raw[key] for key in outer if hf.raw.get(key) is not None}
+        inner = HFConfig({**text, **given, "tie_word_embeddings": tied}, f"{hf.where} text_config")
+        return super().read_config(inner)
+
+    def build_container_map(self) -> ContainerMap:
+        """model.language_model.{layers.N,embed_tokens,norm} and lm_head."""
+        containers = ContainerMap()
+        containers.set_transformer_params(
+            ["model.language_model.layers"],
+            [Exaone4Layer(self.config) for _ in range(self.config.num_layers)],
+        )
+        containers.set_non_transformer_params(Exaone45Ends(self.config))
+        containers.set_unmapped_params(UNMAPPED_45)
+        if self.config.tied:
+            containers.set_tied({"lm_head.weight": "model.language_model.embed_tokens.weight"})
+        return containers
+
+
+def _windows(hf: HFConfig, num_layers: int) -> Windows:
+    """layer_types, or every sliding_window_pattern-th layer sees everything."""
+    window = hf.optional_size("sliding_window", absent=4096)
+    hf.ignore("sliding_window_pattern")
+    if window is None:
+        return layer_type_windows(hf, num_layers, None) or (None,) * int(num_layers)
+    if hf.items("layer_types") is not None:
+        return periodic_windows(hf, num_layers, window=window, period=1)
+    pattern = hf.raw.get("sliding_window_pattern", 4)
+    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 1:
+        raise hf.error(f"sliding_window_pattern = {pattern!r} is no number: it needs layer_types")
+    return periodic_windows(hf, num_layers, window=window, period=pattern)
