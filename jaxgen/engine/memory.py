@@ -8,25 +8,13 @@ from collections.abc import Callable, Sequence
 
 from jaxgen.config import KVMemory
 from jaxgen.engine.model import Model
+from jaxgen.engine.pages import block_bytes
 from jaxgen.ragged.sequence import CacheGroup
 from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.mesh_layout import Device
-from pallas_kernels.pages import kv_page_bytes
 
 CPU_CACHE_BYTES = 512 * 2**20
 """KV cache of one CPU device where the configuration names no size."""
-
-
-def block_bytes(model: Model, block_size: int) -> tuple[int, ...]:
-    """Bytes that one block of each cache group takes on one device, all its layers together."""
-    page = kv_page_bytes(
-        page_size=block_size,
-        kv_heads=model.kv_slots // model.tensor_shards,
-        head_dim=int(model.config.head_dim),
-        dtype=model.dtype,
-    )
-    layers = model.policy.layer_cache_groups
-    return tuple(page * layers.count(group) for group in range(len(model.policy.cache_windows)))
 
 
 def blocks_per_sequence(

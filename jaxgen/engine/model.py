@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxgen_checkpoints.heads import HeadLayout
+from jaxgen_models.cache import LayerCache
 from jaxgen_models.config import DecoderConfig
 from jaxgen_models.decoder import Decoder
 from jaxgen_models.policy import InferencePolicy
@@ -27,7 +27,10 @@ type Leaf = Any
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a step is traced from. `leaves` are arrays, or shapes with shardings for planning."""
+    """What a step is traced from. `leaves` are arrays, or shapes with shardings for planning.
+
+    dtype: of the activations and of the KV cache.
+    """
 
     config: DecoderConfig
     policy: InferencePolicy
@@ -35,6 +38,7 @@ class Model:
     graph: nnx.GraphDef
     tree: TreeDef
     leaves: tuple[Leaf, ...]
+    dtype: np.dtype
 
     @property
     def leaf_specs(self) -> tuple[PartitionSpec, ...]:
@@ -47,15 +51,9 @@ class Model:
         return self.mesh.shape["tensor"]
 
     @property
-    def kv_slots(self) -> int:
-        """KV heads of the cache over all shards, copies and empty places included."""
-        config = self.config
-        return HeadLayout(config.heads, config.kv_heads, self.tensor_shards).kv_slots
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the activations and of the KV cache."""
-        return self.leaves[0].dtype
+    def caches(self) -> tuple[LayerCache, ...]:
+        """What each layer keeps of the past."""
+        return self.policy.layer_caches(self.tensor_shards)
 
     def bytes_per_device(self) -> int:
         """Bytes of the weights that one device holds."""
@@ -75,7 +73,8 @@ def build_model(policy: InferencePolicy, weights: Mapping[str, Any], mesh: Mesh)
     """Splits the policy's modules over `weights`: loaded arrays, or shapes with shardings."""
     graph, state = nnx.split(policy.build_model(weights, mesh.shape["tensor"]))
     leaves, tree = jax.tree.flatten(state)
-    return Model(policy.config, policy, mesh, graph, tree, tuple(leaves))
+    dtype = np.dtype(weights["embed"].dtype)
+    return Model(policy.config, policy, mesh, graph, tree, tuple(leaves), dtype)
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -17,11 +17,12 @@ from jax.stages import Lowered, Wrapped
 
 from jaxgen import sampling
 from jaxgen.engine.model import Model
+from jaxgen.engine.pages import Pages, abstract_pages
 from jaxgen.engine.step import hidden_step, logits_step, sampling_step
 from jaxgen.ragged.batch import packed_size
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import Sampled, SamplerState, SamplingParams, SlotRow
-from pallas_kernels.pages import KVPages, abstract_kv_pages, kv_pages_spec
+from jaxgen_models.cache import LayerPages
 
 logger = logging.getLogger(__name__)
 
@@ -61,19 +62,18 @@ class StepRunner:
 
     def reset(self) -> None:
         """Fresh pages and sampler state; whatever sequences were in them is lost."""
+        shapes = self._abstract_pages()
         make = jax.jit(
-            lambda: jax.tree.map(
-                lambda s: jax.numpy.zeros(s.shape, s.dtype), self._abstract_pages()
-            ),
-            out_shardings=[_page_shardings(self.model)] * self.model.config.num_layers,
+            lambda: jax.tree.map(lambda s: jax.numpy.zeros(s.shape, s.dtype), shapes),
+            out_shardings=jax.tree.map(lambda s: s.sharding, shapes),
         )
-        self._pages: list[KVPages] = make()
+        self._pages: Pages = make()
         self._sampler: SamplerState = sampling.init(
             self._num_slots, self.model.config.vocab_size, self._replicated
         )
 
     @property
-    def pages(self) -> tuple[KVPages, ...]:
+    def pages(self) -> tuple[LayerPages, ...]:
         """The KV cache, one entry a layer, as the last dispatched step will leave it."""
         return tuple(self._pages)
 
@@ -177,28 +177,5 @@ class StepRunner:
         jitted = self._make(key)
         return jitted, jitted.lower(*shapes, packed)
 
-    def _abstract_pages(self) -> list[KVPages]:
+    def _abstract_pages(self) -> Pages:
         return abstract_pages(self.model, self._num_blocks, self._block_size)
-
-
-def abstract_pages(model: Model, num_blocks: tuple[int, ...], block_size: int) -> list[KVPages]:
-    """The KV cache's shapes and shardings, one entry a layer."""
-    sharding = _page_shardings(model)
-    return [
-        abstract_kv_pages(
-            num_blocks[group],
-            page_size=block_size,
-            kv_heads=model.kv_slots,
-            head_dim=int(model.config.head_dim),
-            dtype=model.dtype,
-            sharding=sharding,
-        )
-        for group in model.policy.layer_cache_groups
-    ]
-
-
-def _page_shardings(model: Model) -> KVPages:
-    spec = kv_pages_spec("tensor")
-    return KVPages(
-        keys=NamedSharding(model.mesh, spec.keys), values=NamedSharding(model.mesh, spec.values)
-    )

@@ -15,14 +15,11 @@ from jaxtyping import Array, Float, Int
 
 from jaxgen.engine.eager import on_one_device
 from jaxgen.engine.model import Model
+from jaxgen.engine.pages import Pages, page_specs
 from jaxgen.ragged.batch import StepBatch, unpack
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import Sampled, SamplerState, sample
-from pallas_kernels.pages import KVPages, kv_pages_spec
 
-type Pages = list[KVPages]
-
-_TENSOR = "tensor"
 _REPLICATED = PartitionSpec()
 
 
@@ -44,7 +41,7 @@ def sampling_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapp
         sampler, sampled = sample(logits, sampler, batch.slots, batch.emit)
         return pages, sampler, sampled
 
-    pages = [kv_pages_spec(_TENSOR)] * model.config.num_layers
+    pages = page_specs(model)
     mapped = _on_mesh(
         model,
         local,
@@ -94,7 +91,7 @@ def hidden_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped
 
 
 def _jit_reading(model: Model, local: Callable[..., Any], eager: bool) -> Wrapped:
-    pages = [kv_pages_spec(_TENSOR)] * model.config.num_layers
+    pages = page_specs(model)
     mapped = _on_mesh(
         model,
         local,

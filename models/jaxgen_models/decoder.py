@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxgen_models.cache import LayerPages
 from jaxgen_models.config import DecoderConfig
 from jaxgen_models.layers.block import Block
 from jaxgen_models.layers.embedding import Embedding, unembed
 from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary, rotary
-from pallas_kernels.pages import KVPages, RaggedRows, TokenPlaces
+from pallas_kernels.pages import RaggedRows, TokenPlaces
 
 
 class DecoderBlock(Block):
@@ -34,9 +35,9 @@ class DecoderBlock(Block):
         self,
         x: Float[Array, "tokens model"],
         rotary: Rotary | None,
-        pages: KVPages,
+        pages: LayerPages,
         rows: RaggedRows,
-    ) -> tuple[Float[Array, "tokens model"], KVPages]:
+    ) -> tuple[Float[Array, "tokens model"], LayerPages]:
         attended, pages = self.attention(self.attention_norm(x), rotary, pages, rows)
         x = x + attended
         return x + self.feed_forward(self.mlp_norm(x), rows), pages
@@ -77,11 +78,11 @@ class Decoder(nnx.Module):
     def __call__(
         self,
         token_ids: Int[Array, " tokens"],
-        pages: Sequence[KVPages],
+        pages: Sequence[LayerPages],
         rows: Sequence[RaggedRows],
         anchors: Int[Array, " rows"],
         watch: list[Array] | None = None,
-    ) -> tuple[Float[Array, "tokens model"], list[KVPages]]:
+    ) -> tuple[Float[Array, "tokens model"], list[LayerPages]]:
         """Hidden states after the final norm, and the pages with this step's keys and values.
 
         pages: one entry a layer. rows: one table of rows for each cache group; they differ in their

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_checkpoints.heads import HeadLayout
+from jaxgen_models.cache import KVCache, LayerCache
 from jaxgen_models.config import DecoderConfig
 from jaxgen_models.decoder import Decoder
 from jaxgen_models.hf_config import HFConfig
@@ -54,6 +55,10 @@ class InferencePolicy(ABC):
         """The modules over loaded weights (or over their shapes)."""
         layout = HeadLayout(self.config.heads, self.config.kv_heads, tensor_shards)
         return self.decoder(self.config, weights, layout.group, self.layer_cache_groups)
+
+    def layer_caches(self, tensor_shards: int) -> tuple[LayerCache, ...]:
+        """What each layer keeps of the past, on a mesh of so many tensor shards."""
+        return (KVCache.of(self.config, tensor_shards),) * int(self.config.num_layers)
 
     @property
     def cache_windows(self) -> tuple[int | None, ...]:

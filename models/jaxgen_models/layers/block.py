@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxgen_models.cache import LayerPages
 from jaxgen_models.config import DecoderConfig
 from jaxgen_models.layers.attention import Attention
 from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.mlp import GatedMLP
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary
-from pallas_kernels.pages import KVPages, RaggedRows
+from pallas_kernels.pages import RaggedRows
 
 type Norm = RMSNorm | LayerNorm
 
@@ -65,8 +66,8 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "tokens model"],
         rotary: Rotary | None,
-        pages: KVPages,
+        pages: LayerPages,
         rows: RaggedRows,
-    ) -> tuple[Float[Array, "tokens model"], KVPages]:
+    ) -> tuple[Float[Array, "tokens model"], LayerPages]:
         """The residual stream behind the layer, and its pages with the step's keys and values."""
         raise NotImplementedError(f"{type(self).__name__} does not say in which order it computes")
