@@ -181,6 +181,7 @@ def _attend_tiles(
     at = jnp.broadcast_to(position[:, None, None, :], grouped)
     at = at.reshape(lanes, pages.kv_heads, group * tile, 1)
     furthest = position.max(axis=1)
+    nearest = jnp.where(position >= 0, position, furthest.max()).min(axis=1)
 
     def bias(alibi: Array, key_at: Int[Array, " span"]) -> Array:
         if alibi.ndim == 1:
@@ -208,9 +209,11 @@ def _attend_tiles(
         scores = jnp.where(seen, scores, _MASKED)
         top = jnp.maximum(so_far.top, scores.max(axis=-1))
         weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
-        # Past the furthest query the pages may hold anything, NaN included.
-        known = (key_at <= furthest[:, None])[:, None, :, None]
-        values = jnp.where(known, values, 0).astype(jnp.float32)
+        # What no query sees lies in pages that may hold anything, NaN included.
+        known = key_at <= furthest[:, None]
+        if window is not None:
+            known &= key_at > nearest[:, None] - window
+        values = jnp.where(known[:, None, :, None], values, 0).astype(jnp.float32)
         added = jnp.einsum("lkqs,lksd->lkqd", weights, values, precision=precision)
         fade = jnp.exp(so_far.top - top)
         return _Softmax(
@@ -225,8 +228,7 @@ def _attend_tiles(
         total=jnp.zeros(shape) if sinks is None else jnp.ones(shape),
         out=jnp.zeros((*shape, head_dim)),
     )
-    nearest = jnp.where(position >= 0, position, furthest.max()).min()
-    first = 0 if window is None else jnp.maximum(nearest - window + 1, 0) // span
+    first = 0 if window is None else jnp.maximum(nearest.min() - window + 1, 0) // span
     end = furthest.max() // span + 1  # position -1 everywhere: no block at all
     total = lax.fori_loop(first, end, block, start)
     out = total.out / jnp.maximum(total.total, jnp.finfo(jnp.float32).tiny)[..., None]
