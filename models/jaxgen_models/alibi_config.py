@@ -10,18 +10,20 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlibiConfig:
-    """slopes: what a step of distance adds to a score of each query head, so below zero for none.
+    """slopes: what a step of distance takes off the scores of each query head.
 
-    kv_heads: by which the query heads are dealt over the mesh.
+    kv_heads: by which the query heads are dealt over the mesh. rounded_scale: None, or that the
+    bias of a key at position j is the slope times j, both rounded to bfloat16, times this number.
     """
 
     slopes: tuple[float, ...]
     kv_heads: int
+    rounded_scale: float | None = None
 
 
 def published_slopes(heads: int) -> tuple[float, ...]:
     """The paper's slopes, in float32: a geometric sequence for a power of two, and for other counts
-    every second one of the next power in between.
+    every second one of the next power behind it.
     """
     whole = 2 ** math.floor(math.log2(heads))
     slopes = _geometric(whole, np.arange(1, whole + 1))

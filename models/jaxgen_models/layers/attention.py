@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgen_models.alibi_config import AlibiConfig
-from jaxgen_models.layers.alibi import local_slopes
+from jaxgen_models.layers.alibi import local_alibi
 from jaxgen_models.layers.collective import sum_shards
 from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.linear import project
@@ -80,12 +80,17 @@ class Attention(nnx.Module):
             window=self.window,
             soft_cap=self.soft_cap,
             sinks=None if self.sinks is None else self.sinks[...],
-            alibi=None if self.alibi is None else local_slopes(self.alibi),
+            alibi=None if self.alibi is None else self._alibi(self.alibi, pages, rows),
         )
         weight = self.out[...]
         out = project(out.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))
         out = sum_shards(out)
         return (out if self.out_bias is None else out + self.out_bias[...]), pages
+
+    def _alibi(
+        self, alibi: AlibiConfig, pages: KVPages, rows: RaggedRows
+    ) -> Float[Array, "heads ..."]:
+        return local_alibi(alibi, rows.block_table.shape[1] * pages.page_size)
 
     def _heads(self, x: Float[Array, "tokens model"]) -> tuple[Array, Array, Array]:
         """Queries [tokens, slots * group, head], keys and values [tokens, slots, head]."""
