@@ -11,8 +11,9 @@ _OPERATION = Operation(
     modules={
         "reference": "pallas_kernels.ragged_attention.reference",
         "portable": "pallas_kernels.ragged_attention.portable",
+        "gpu": "pallas_kernels.ragged_attention.gpu",
     },
-    kernels={},
+    kernels={"cuda": ("gpu",)},
     fallback="portable",
 )
 

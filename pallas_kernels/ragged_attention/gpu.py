@@ -1,0 +1,121 @@
+"""Ragged attention on Hopper GPUs with Mosaic GPU: which kernel serves a step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.pages import KVPages, RaggedRows
+from pallas_kernels.ragged_attention.checks import AttentionProblem
+from pallas_kernels.ragged_attention.gpu_decode import DecodePlan, decode, decode_plan
+from pallas_kernels.ragged_attention.gpu_prefill import PrefillPlan, prefill, prefill_plan
+from pallas_kernels.ragged_attention.gpu_problem import Problem
+from pallas_kernels.ragged_attention.gpu_schedule import BLOCK, Queries
+from pallas_kernels.ragged_attention.gpu_softmax import ROWS
+
+_HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+_SHARED_MEMORY = 227 * 1024
+_SMS = 132  # of an H100 or H200; fewer work too, in more than one wave
+
+
+def unsupported(problem: AttentionProblem) -> str | None:
+    """Why the Hopper kernels cannot serve this problem; None if they can."""
+    if jax.default_backend() == "gpu":
+        capability = jax.local_devices()[0].compute_capability
+        if capability != "9.0":
+            return f"they are written for compute capability 9.0, this device has {capability}"
+    if problem.head_dim not in _HEAD_DIMS:
+        return f"heads of {problem.head_dim}; the kernels have {', '.join(map(str, _HEAD_DIMS))}"
+    if problem.dtype not in (jnp.bfloat16, jnp.float16) or problem.page_dtype != problem.dtype:
+        return "queries and pages must both be bfloat16 or both be float16"
+    if problem.page_size % BLOCK:
+        return f"the page size must be a multiple of {BLOCK}"
+    if problem.alibi_table:
+        return "the bias of each position comes from a table"
+    if problem.group > ROWS:
+        return f"more than {ROWS} query heads share a KV head"
+    return None
+
+
+def run(
+    q: Float[Array, "tokens heads head"],
+    k_new: Float[Array, "tokens kv_heads head"],
+    v_new: Float[Array, "tokens kv_heads head"],
+    pages: KVPages,
+    rows: RaggedRows,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Float[Array, " heads"] | None,
+    alibi: Float[Array, " heads"] | None,
+    interpret: Any = None,
+    plan: DecodePlan | PrefillPlan | None = None,
+) -> tuple[Float[Array, "tokens heads head"], KVPages]:
+    """As ragged_attention. interpret: parameters of Mosaic GPU's interpreter, for tests."""
+    pages = pages.write(k_new, v_new, rows)
+    out = attend(
+        q,
+        pages,
+        rows,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        alibi=alibi,
+        interpret=interpret,
+        plan=plan,
+    )
+    return out, pages
+
+
+def attend(
+    q: Float[Array, "tokens heads head"],
+    pages: KVPages,
+    rows: RaggedRows,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Float[Array, " heads"] | None,
+    alibi: Float[Array, " heads"] | None,
+    interpret: Any = None,
+    plan: DecodePlan | PrefillPlan | None = None,
+) -> Float[Array, "tokens heads head"]:
+    """The attention alone, over pages that hold the new tokens already."""
+    tokens, heads, head_dim = q.shape
+    problem = Problem(
+        heads=heads,
+        kv_heads=pages.kv_heads,
+        head_dim=head_dim,
+        page_size=pages.page_size,
+        dtype=q.dtype,
+        scale=scale,
+        soft_cap=soft_cap,
+        sinks=sinks is not None,
+        alibi=alibi is not None,
+        window=window,
+        interpret=interpret,
+    )
+    if plan is None:
+        decodes = tokens <= rows.starts.shape[0]
+        plan = (decode_plan if decodes else prefill_plan)(head_dim, _SMS, _SHARED_MEMORY)
+    if isinstance(plan, PrefillPlan):
+        return prefill(q, pages, rows, problem, plan, sinks=sinks, alibi=alibi)
+    places = rows.token_places(tokens)
+    queries = Queries(
+        token=jnp.arange(tokens, dtype=jnp.int32),
+        row=places.row,
+        seen=jnp.where(places.valid, places.position + 1, 0),
+    )
+    return decode(
+        q,
+        pages,
+        rows.block_table,
+        queries,
+        problem,
+        plan,
+        sinks=sinks,
+        alibi=alibi,
+    )
