@@ -7,6 +7,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from jaxgen.commands.bench_options import add_bench
+
 _MODEL_HELP = "a checkpoint folder, a .gguf file, a snapshot folder, or a hub id (ORG/NAME)"
 
 
@@ -52,6 +54,7 @@ def build_parser() -> Parser:
         "verify", parents=[model, engine], help="compare with transformers, or with a recording"
     )
     _verify_options(verify)
+    add_bench(commands, engine)
     return parser
 
 

@@ -17,6 +17,7 @@ from jaxgen_checkpoints.snapshot import SNAPSHOT_FILE
 GREEDY_STEPS = 16
 NARROW_FACTOR = 2
 
+_LIKELIEST = 5
 _RANDOM_LENGTHS = (1, 7, 16, 33)
 
 
@@ -32,8 +33,16 @@ class TransformersReference:
                 "converted from"
             )
         self._path = model
+        self._transformers.logging.set_verbosity_error()
+        self._transformers.logging.disable_progress_bar()
         self._model = self._load("float32")
-        self._torch.manual_seed(0)
+        # Greedy and through every end of text, whatever the checkpoint's own defaults say.
+        self._model.generation_config = self._transformers.GenerationConfig(
+            max_new_tokens=GREEDY_STEPS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
 
     def record(self, prompts: Sequence[np.ndarray], *, narrow: bool) -> Recording:
         """The reference's float32 answers; narrow: bounds follow from its own bfloat16 error."""
@@ -94,17 +103,11 @@ class TransformersReference:
 
     def _greedy(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int32 [steps] and the top five log-probabilities of each step, with a KV cache."""
-        tokens, top5, cache, given = [], [], None, self._batch(ids)
-        for _ in range(GREEDY_STEPS):
-            with self._torch.no_grad():
-                out = self._model(given, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            row = out.logits[0, -1].double()
-            likely = self._torch.log_softmax(row, -1).topk(5)
-            given = likely.indices[:1][None]
-            tokens.append(int(given))
-            top5.append(likely.values.numpy())
-        return np.asarray(tokens, np.int32), np.asarray(top5, np.float32)
+        batch = self._batch(ids)
+        out = self._model.generate(batch, attention_mask=self._torch.ones_like(batch))
+        rows = self._torch.stack(out.logits)[:, 0].double()
+        likely = self._torch.log_softmax(rows, -1).topk(_LIKELIEST)
+        return likely.indices[:, 0].numpy().astype(np.int32), likely.values.float().numpy()
 
 
 def random_prompts(vocab_size: int, longest: int) -> list[np.ndarray]:

@@ -1,0 +1,35 @@
+"""Checkpoints that are wrong on purpose: a copy of a fixture with one weight changed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+def change_weight(folder: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Rewrites a tensor of `folder`'s float16 model.safetensors in place."""
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8 : 8 + length])[name]
+    assert entry["dtype"] == "F16"
+    start, stop = (8 + length + offset for offset in entry["data_offsets"])
+    values = np.frombuffer(bytes(data[start:stop]), np.float16)
+    data[start:stop] = change(values).astype(np.float16).tobytes()
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def wrong_llama(golden_dir, tmp_path) -> Callable[[str], Path]:
+    """`wrong_llama(tensor)` is llama_plain with that tensor's values rolled by one."""
+
+    def make(name: str) -> Path:
+        folder = tmp_path / "wrong"
+        shutil.copytree(golden_dir("llama_plain"), folder)
+        change_weight(folder, name, lambda values: np.roll(values, 1))
+        return folder
+
+    return make
