@@ -61,7 +61,7 @@ class Tokenizer:
         self.vocab_size = self.size if vocab_size is None else vocab_size
         if self.size > self.vocab_size:
             warnings.warn(
-                f"the tokenizer has {self.size} ids, the model's vocabulary only "
+                f"the tokenizer has {self.size} ids, the model only vocab_size = "
                 f"{self.vocab_size}: text that needs the ids beyond will be refused",
                 CheckpointWarning,
                 stacklevel=3,
