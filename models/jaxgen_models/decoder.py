@@ -18,6 +18,7 @@ from jaxgen_models.layers.embedding import Embedding, unembed
 from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary, rotary
+from jaxgen_models.rope_config import RopeConfig
 from pallas_kernels.pages import RaggedRows, TokenPlaces
 
 
@@ -90,9 +91,9 @@ class Decoder(nnx.Module):
         watch: receives the embedding's output and then each block's, for `jaxgen verify`.
         """
         places = rows[0].token_places(token_ids.shape[0])
-        lengths = jnp.maximum(anchors[places.row], places.position + 1)
+        anchored = anchors[places.row]
         rotaries = {
-            rope: None if rope is None else rotary(rope, places.position, lengths)
+            rope: None if rope is None else self.rotation(rope, places.position, anchored)
             for rope in dict.fromkeys(self.ropes)
         }
         x = self.embed_tokens(token_ids, places)
@@ -107,6 +108,12 @@ class Decoder(nnx.Module):
         if watch is not None:
             watch.extend(seen)
         return self.norm(x), written
+
+    def rotation(
+        self, rope: RopeConfig, positions: Int[Array, " tokens"], anchors: Int[Array, " tokens"]
+    ) -> Rotary:
+        """How tokens at these positions turn; anchors: for each the length of its prompt."""
+        return rotary(rope, positions, jnp.maximum(anchors, positions + 1))
 
     def block_kind(self, config: DecoderConfig) -> type[Block]:
         """What its layers are; families whose config chooses override it."""

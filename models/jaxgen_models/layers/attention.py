@@ -71,7 +71,7 @@ class Attention(nnx.Module):
         q = q if self.q_norm is None else self.q_norm(q)
         k = k if self.k_norm is None else self.k_norm(k)
         out, pages = ragged_attention(
-            q if rotary is None else rotary(q),
+            q if rotary is None else rotary.queries(q),
             k if rotary is None else rotary(k),
             v,
             pages,

@@ -21,6 +21,13 @@ class Rotary:
     cos: Float[Array, "tokens half"]
     sin: Float[Array, "tokens half"]
     interleaved: bool = False
+    query_scale: Float[Array, " tokens"] | None = None
+
+    def queries(self, x: Float[Array, "tokens heads head"]) -> Float[Array, "tokens heads head"]:
+        """Rotates queries; where there is a query_scale, those of each token grow by it."""
+        if self.query_scale is None:
+            return self(x)
+        return self(x) * self.query_scale[:, None, None].astype(x.dtype)
 
     def __call__(self, x: Float[Array, "tokens heads head"]) -> Float[Array, "tokens heads head"]:
         """Rotates the first 2*half channels of every head: channel i with channel i + half, or
