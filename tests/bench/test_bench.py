@@ -1,0 +1,56 @@
+"""The benches run on any shape, report vLLM's keys, and draw the fixed workload."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxgen.bench.workload import random, uniform
+from jaxgen.cli import main
+
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+    "torch_dtype": "float32",
+}
+SHAPE = ["--model", "llama-3.1-8b", "--load-format", "dummy", "--hf-overrides", json.dumps(TINY)]
+
+
+def test_uniform_workload_is_the_recorded_one():
+    """Lengths first, outputs second, ids last, from one generator: peers are given the same."""
+    requests = uniform(512, (128, 1024), (64, 512), 128256, seed=0)
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(128, 1025, size=512)
+    outputs = rng.integers(64, 513, size=512)
+    assert [len(request.prompt_ids) for request in requests] == inputs.tolist()
+    assert [request.output_len for request in requests] == outputs.tolist()
+    assert requests[0].prompt_ids == rng.integers(0, 128256 - 16, size=inputs[0]).tolist()
+
+
+def test_random_lengths_stay_within_the_ratio():
+    requests = random(50, 100, 20, 0.5, 512, seed=1)
+    assert all(50 <= len(request.prompt_ids) <= 150 for request in requests)
+    assert all(10 <= request.output_len <= 30 for request in requests)
+
+
+def test_latency_reports_steps_and_roofline(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "latency.json"
+    sizes = ["--batch-size", "2", "--input-len", "8", "--output-len", "6"]
+    rounds = ["--num-iters", "2", "--num-iters-warmup", "1"]
+    assert main(["bench", "latency", *SHAPE, *sizes, *rounds, "--output-json", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert json.loads(capsys.readouterr().out) == result
+    assert len(result["latencies"]) == 2
+    assert 0 < result["decode_step_ms"] < 1e3 * result["avg_latency"]
+    assert 0 < result["decode_roofline_share"] <= 1
+
+
+def test_overrides_need_dummy_weights(capsys: pytest.CaptureFixture[str]):
+    options = ["--model", "x", "--hf-overrides", '{"vocab_size": 8}']
+    assert main(["bench", "startup", *options]) == 2
+    assert "--load-format dummy" in capsys.readouterr().err
