@@ -42,8 +42,9 @@ def plan_blocks(
     """Blocks of each cache group.
 
     Groups share the memory in the proportion in which a long sequence uses them, and get no more
-    than max_sequences such sequences could fill, and one block more for each. temporary_bytes: asked only where a device's limit
-    counts. RefusedInput where not even one sequence's share of each group fits.
+    than max_sequences such sequences could fill, and one block more for each. temporary_bytes:
+    asked only where a device's limit counts. RefusedInput where not even one sequence's share of
+    each group fits.
     """
     # Admission keeps a block in hand for each running sequence.
     most = tuple((count + 1) * max_sequences for count in per_sequence)
