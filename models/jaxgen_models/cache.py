@@ -1,7 +1,7 @@
 """What one layer keeps of the past: the engine allocates, shards and counts whatever it is told."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jax.typing import DTypeLike
 
@@ -15,6 +15,7 @@ type LayerPages = Any
 """One layer's pages, of the kind that its attention takes: KVPages, LatentPages."""
 
 
+@runtime_checkable
 class LayerCache(Protocol):
     """One kind of pages, over all devices together."""
 
