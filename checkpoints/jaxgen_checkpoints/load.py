@@ -30,7 +30,7 @@ def abstract(described: Tree, mesh: MeshLayout, dtype: DTypeLike) -> Tree:
     """The tree of `jax.ShapeDtypeStruct`s, with shardings, that `load` would fill."""
     return _map(
         lambda weight: jax.ShapeDtypeStruct(
-            weight.shape, dtype, sharding=mesh.sharding(weight.axes)
+            weight.shape, weight.loaded_dtype(dtype), sharding=mesh.sharding(weight.axes)
         ),
         described,
     )
@@ -49,16 +49,15 @@ def load(
     With `check`, values that are not finite (NaN, infinite, too large for `dtype`) give one
     `CheckpointWarning` that names their tensors.
     """
-    dtype = np.dtype(dtype)
     bad: list[str] = []
     in_flight: list[jax.Array] = []
 
     def place(weight: Weight) -> jax.Array:
-        sharding = mesh.sharding(weight.axes)
+        sharding, kind = mesh.sharding(weight.axes), weight.loaded_dtype(dtype)
         arrays, finite = [], True
         for index, devices in _shards(weight, sharding):
             with np.errstate(over="ignore"):
-                values = weight.placed().read(index).astype(dtype, copy=False)
+                values = weight.placed().read(index).astype(kind, copy=False)
             finite = finite and (not check or all_finite(values))
             placed = [jax.device_put(values, device) for device in devices]
             if progress is not None:
@@ -68,7 +67,7 @@ def load(
             jax.block_until_ready(in_flight)
             in_flight[:] = placed
         if not finite:
-            bad.extend(explain_non_finite(weight, dtype))
+            bad.extend(explain_non_finite(weight, kind))
         return jax.make_array_from_single_device_arrays(weight.shape, sharding, arrays)
 
     loaded = jax.block_until_ready(_map(place, described))
@@ -84,12 +83,12 @@ def load(
 def bytes_to_load(described: Tree, mesh: MeshLayout, dtype: DTypeLike) -> int:
     """How many bytes `load` will place, copies on several devices counted once."""
     weights = jax.tree.leaves(described, is_leaf=_is_weight)
-    values = sum(
+    return sum(
         int(np.prod([part.stop - part.start for part in index]))
+        * weight.loaded_dtype(dtype).itemsize
         for weight in weights
         for index, _ in _shards(weight, mesh.sharding(weight.axes))
     )
-    return values * np.dtype(dtype).itemsize
 
 
 def _shards(

@@ -29,12 +29,14 @@ class Parameter:
     """One weight of the model and the tensors it is made of.
 
     `axes` names the logical axes of the result. `hint` is added where its tensors are missing.
+    `kept` is the type that the weight is loaded in whatever the others are cast to.
     Setting a dependency twice, or a list as a whole, is refused. Nothing here changes once all
     dependencies are set: `finalize` is pure.
     """
 
     axes: ClassVar[tuple[str | None, ...]] = ()
     hint: ClassVar[str] = ""
+    kept: ClassVar[np.dtype | None] = None
     dependencies: ClassVar[Mapping[str, type]] = MappingProxyType({})
 
     def __init_subclass__(cls) -> None:
@@ -144,7 +146,7 @@ class Parameter:
 
     def place(self, tensor: LazyTensor, model: ModelShape, mesh: MeshLayout) -> Weight:
         """Lay a canonical tensor, wherever it comes from, on this mesh."""
-        return Weight(tensor, self.axes, self.placement(model, mesh))
+        return Weight(tensor, self.axes, self.placement(model, mesh), self.kept)
 
     def problems(self, model: ModelShape) -> Iterator[Problem]:
         """What is wrong with the tensors that have been set: shape or dtype."""

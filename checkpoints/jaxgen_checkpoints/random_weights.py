@@ -24,7 +24,7 @@ def random_weights(described: Tree, mesh: MeshLayout, dtype: DTypeLike, seed: in
     weights, tree = jax.tree.flatten(described, is_leaf=lambda node: isinstance(node, Weight))
     keys = jax.random.split(jax.random.key(seed), max(1, len(weights)))
     arrays = [
-        _make(weight.shape, np.dtype(dtype), mesh.sharding(weight.axes))(key)
+        _make(weight.shape, weight.loaded_dtype(dtype), mesh.sharding(weight.axes))(key)
         for weight, key in zip(weights, keys, strict=True)
     ]
     return jax.tree.unflatten(tree, arrays)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxgen_checkpoints.lazy import LazyTensor
 
@@ -16,11 +17,17 @@ class Weight:
     logical name per axis (None: never divided), for sharding. placement: axis -> gather indices
     into the canonical axis, -1 for zeros: the padding and the copies
       of KV heads that this mesh needs. Axes that need neither are absent.
+    kept: the type that it is loaded in whatever the others are cast to; None for most.
     """
 
     tensor: LazyTensor
     axes: tuple[str | None, ...]
     placement: Mapping[int, np.ndarray]
+    kept: np.dtype | None = None
+
+    def loaded_dtype(self, dtype: DTypeLike) -> np.dtype:
+        """The type it is loaded in where weights are cast to `dtype`."""
+        return np.dtype(dtype) if self.kept is None else self.kept
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -72,3 +72,32 @@ def every_nth_layer_sparse(hf: HFConfig, num_layers: int) -> tuple[bool, ...]:
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in dense):
         raise hf.error(f"mlp_only_layers must be layer numbers, got {dense!r}")
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers))
+
+
+def read_groups(
+    hf: HFConfig,
+    num_experts: Dim,
+    top_k: int,
+    *,
+    best: int,
+    defaults: tuple[int, int] | None = None,
+) -> tuple[int, int]:
+    """(groups, groups to choose from), which must leave room for top_k experts.
+
+    best: how many experts of a group decide on its worth. defaults: for absent keys; None for keys
+    that must be there.
+    """
+    absent = defaults or ()
+    groups = int(hf.size("n_group", *absent[:1]))
+    top_groups = int(hf.size("topk_group", *absent[1:]))
+    each = num_experts // groups
+    if num_experts % groups or each < best:
+        raise hf.error(
+            f"n_group = {groups} must divide {num_experts} experts into groups of at least {best}"
+        )
+    if top_groups > groups or top_groups * each < top_k:
+        raise hf.error(
+            f"topk_group = {top_groups} of n_group = {groups} groups of {each} experts cannot give "
+            f"num_experts_per_tok = {top_k}"
+        )
+    return groups, top_groups

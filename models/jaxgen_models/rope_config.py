@@ -48,6 +48,7 @@ class RopeConfig:
       above which `dynamic` stretches its base, or past which `longrope` takes its long factors.
     short_factors, long_factors: what `longrope` divides each frequency by.
     interleaved: channels 2i and 2i + 1 turn together, instead of i and i + dim / 2.
+    mscale_all_dim: yarn's weight of the stretch in the softmax scale, see `softmax_stretch`.
     """
 
     kind: str = "default"
@@ -64,6 +65,12 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     interleaved: bool = False
+    mscale_all_dim: float = 0.0
+
+    @property
+    def softmax_stretch(self) -> float:
+        """What latent attention multiplies scores by, beside what cos and sin bring."""
+        return _mscale(self.factor, self.mscale_all_dim) ** 2
 
     @property
     def switch_context(self) -> int | None:
@@ -215,20 +222,21 @@ def _build(
         truncate=values.get("truncate", True),
         short_factors=values.get("short_factor", ()),
         long_factors=values.get("long_factor", ()),
+        mscale_all_dim=values.get("mscale_all_dim", 0.0),
     )
 
 
 def _yarn_attention_factor(factor: float, values: dict[str, Any]) -> float:
     """YaRN (arXiv:2309.00071) section 3.4: cos and sin grow with the logarithm of the stretch."""
-
-    def mscale(scale: float, weight: float = 1.0) -> float:
-        return 1.0 if scale <= 1.0 else 0.1 * weight * math.log(scale) + 1.0
-
     if "attention_factor" in values:
         return values["attention_factor"]
     if values.get("mscale") and values.get("mscale_all_dim"):
-        return mscale(factor, values["mscale"]) / mscale(factor, values["mscale_all_dim"])
-    return mscale(factor)
+        return _mscale(factor, values["mscale"]) / _mscale(factor, values["mscale_all_dim"])
+    return _mscale(factor)
+
+
+def _mscale(factor: float, weight: float = 1.0) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _long_attention_factor(stretch: float, original: int) -> float:
@@ -245,6 +253,8 @@ def _value(hf: HFConfig, key: str, name: str, value: Json) -> Json:
         if not isinstance(value, bool):
             raise hf.error(f"{key} truncate must be true or false, got {value!r}")
         return value
+    if name in ("mscale", "mscale_all_dim") and value in (0, 0.0) and value is not False:
+        return 0.0
     return _number(hf, key, name, value)
 
 
