@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,14 @@ def change_weight(folder: Path, name: str, change: Callable[[np.ndarray], np.nda
     values = np.frombuffer(bytes(data[start:stop]), np.float16)
     data[start:stop] = change(values).astype(np.float16).tobytes()
     path.write_bytes(data)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_compile_cache(tmp_path_factory) -> Generator[None]:
+    """Compiled steps do not go to the user's own cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Beside transformers: a right model is verified, a wrong one is told by its first wrong layer."""
 
 import json
+import sys
 
+import numpy as np
 import pytest
 
 from jaxgen.cli import main
@@ -14,7 +16,7 @@ LAYER_1 = "model.layers.1.mlp.down_proj.weight"
 
 
 def test_without_transformers_the_way_out_is_told(golden_dir, monkeypatch, capsys):
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["verify", str(golden_dir("llama_plain"))]) == 2
     error = capsys.readouterr().err
     assert "--golden" in error
@@ -22,8 +24,6 @@ def test_without_transformers_the_way_out_is_told(golden_dir, monkeypatch, capsy
 
 
 def test_first_layer_off_counts_from_the_embedding():
-    import numpy as np
-
     truth = np.ones((4, 3, 8), np.float32)
     for state, name in ((0, "the embedding"), (1, "layer 0"), (3, "layer 2")):
         wrong = truth.copy()
