@@ -70,6 +70,10 @@ class LLM:
         )
         self._next_id = 0
 
+    def warm_up(self) -> None:
+        """Compiles every step before the first request, so that none waits for a compiler."""
+        self.engine.warm_up()
+
     def default_sampling_params(self, **changes: Any) -> SamplingParams:  # noqa: ANN401
         """What the checkpoint's generation_config asks for, with changes by name."""
         return self._opened.default_sampling_params(**changes)
@@ -87,20 +91,30 @@ class LLM:
         batch = _as_batch(prompts)
         params = self._params_for(batch, sampling_params)
         outputs = self._submit(batch, params)
-        while self._loop.has_unfinished:
-            self._loop.step()
+        try:
+            while not all(output.finished for output in outputs):
+                self._loop.step()
+        finally:  # an interrupt leaves nothing behind
+            for output in outputs:
+                self._loop.abort(output.request_id)
         return outputs
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """The growing output of one prompt, whenever it has got longer; aborted when left early."""
-        batch = _as_batch([prompt])
-        (output,) = self._submit(batch, self._params_for(batch, sampling_params))
+        """The growing output of one prompt, whenever it has got longer; aborted when left early.
+
+        Streams that are read in turns share the engine's steps.
+        """
+        (output,) = self._submit([prompt], self._params_for([prompt], sampling_params))
+        told = 0
         try:
-            while self._loop.has_unfinished:
-                if self._loop.step():
+            while not output.finished or told < _length(output):
+                if told < _length(output):
+                    told = _length(output)
                     yield output
+                else:
+                    self._loop.step()
         finally:
             self._loop.abort(output.request_id)
 
@@ -154,3 +168,8 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     listed: list[Any] = list(prompts)
     one_prompt = not any(isinstance(entry, str) or hasattr(entry, "__len__") for entry in listed)
     return [listed] if listed and one_prompt else listed
+
+
+def _length(output: RequestOutput) -> int:
+    """Tokens of all its continuations, and how many of them have ended."""
+    return sum(len(c.token_ids) + (c.finish_reason is not None) for c in output.outputs)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.stages import Lowered, Wrapped
+from jax.stages import Compiled, Lowered, Wrapped
 
 from jaxgen import sampling
 from jaxgen.engine.model import Model
@@ -116,8 +116,11 @@ class StepRunner:
     def warm_up(self, keys: Iterable[StepKey]) -> None:
         """Compiles steps in parallel threads; from now on a compile is counted as late.
 
-        Admission is compiled by doing it, in slot 0: no request may be in it.
+        Admission is compiled by doing it, in slot 0: no request may be in it. Nothing happens where
+        steps run op by op.
         """
+        if self._eager:
+            return
         wanted = [key for key in keys if key not in self._steps]
         steps = {key: self._trace(key) for key in wanted}
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -129,9 +132,13 @@ class StepRunner:
             self.admit(0, sampling.slot_row(params, vocab_size=vocab, seed=0))
         self._warm = True
 
+    def compiled(self, key: StepKey) -> Compiled:
+        """A step's program, to be looked at: memory, aliases, HLO. Nothing is run or kept."""
+        return self._trace(key)[1].compile()
+
     def temporary_bytes(self, key: StepKey) -> int:
         """Bytes that a compiled step needs beside its arguments, on one device."""
-        analysis = self._trace(key)[1].compile().memory_analysis()
+        analysis = self.compiled(key).memory_analysis()
         return int(analysis.temp_size_in_bytes) if analysis is not None else 0
 
     def _read(self, kind: str, bucket: Bucket, packed: np.ndarray) -> jax.Array:

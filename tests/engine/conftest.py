@@ -13,6 +13,7 @@ from jaxgen.engine.build import build_hf_engine
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.engine.outputs import RequestOutput
+from jaxgen.llm import LLM
 from jaxgen.ragged.buckets import Buckets
 from jaxgen.sampling import SamplingParams
 from jaxgen.schedule.scheduler import Scheduler
@@ -78,6 +79,27 @@ def one_shape() -> Callable[..., InferenceEngine]:
     return build
 
 
+@pytest.fixture(scope="session")
+def one_shape_llm() -> Callable[..., LLM]:
+    """As one_shape, with a tokenizer: 4 sequences, steps of 32 tokens, 40 blocks of 8."""
+
+    def build(folder: Path, **options: Any) -> LLM:
+        given = {
+            "dtype": "float32",
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 32,
+            "block_size": 8,
+            "max_model_len": 64,
+            "num_gpu_blocks_override": 40,
+        }
+        llm = LLM(folder, {**given, **options})
+        shape = llm.engine.buckets.mixed[-1]
+        llm.engine.buckets = Buckets((shape,), (shape,))
+        return llm
+
+    return build
+
+
 def run(
     engine: InferenceEngine,
     prompts: Sequence[Sequence[int]],
@@ -114,6 +136,21 @@ def tokens(generate) -> Callable[..., list[list[int]]]:
         return [output.outputs[0].token_ids for output in generate(engine, prompts, asked)]
 
     return continuations
+
+
+@pytest.fixture(scope="session")
+def take_every_block() -> Callable[[InferenceEngine], list[int]]:
+    """Sequences, as a user of `put` may have them, that hold all free blocks; to be flushed."""
+
+    def take(engine: InferenceEngine) -> list[int]:
+        hogs: list[int] = []
+        while (spare := min(*engine.free_blocks, engine.state.max_blocks)) > 0:
+            hogs.append(len(hogs))
+            engine.state.track(hogs[-1])
+            engine.state.reserve(hogs[-1], spare * engine.state.block_size)
+        return hogs
+
+    return take
 
 
 @pytest.fixture
