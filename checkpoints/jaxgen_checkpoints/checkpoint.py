@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxgen_checkpoints.errors import CheckpointError, CheckpointWarning, ConfigError
 from jaxgen_checkpoints.json_file import read_json_object
+from jaxgen_checkpoints.quantized import widened
 from jaxgen_checkpoints.readers import torch_bin
 from jaxgen_checkpoints.readers.memory import MemorySource
 from jaxgen_checkpoints.readers.safetensors_source import SafetensorsSource, open_sharded
@@ -113,7 +114,8 @@ def _open_folder(folder: Path) -> Checkpoint:
             snapshot.gguf_tokenizer,
         )
     config, generation_config = read_configs(folder)
-    return Checkpoint(folder, config, generation_config, _open_weights(folder), None)
+    config, source = widened(config, _open_weights(folder))
+    return Checkpoint(folder, config, generation_config, source, None)
 
 
 def _open_weights(folder: Path) -> TensorSource:

@@ -1,0 +1,1 @@
+"""GPT-OSS: attention sinks, alternating windows, experts with biases and a clamped gate."""
