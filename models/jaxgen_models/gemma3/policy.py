@@ -39,8 +39,12 @@ class Gemma3Policy(InferencePolicy):
         fields = read_decoder_fields(hf, defaults=defaults, windows=_windows, rope=_global_rope)
         # max_position_embeddings counts what the scaling reaches already.
         positions = int(hf.size("max_position_embeddings", defaults.max_positions))
+        fields["max_context"] = positions
+        if hf.optional_number("attn_logit_softcapping") is not None:
+            # transformers reads it here but never applies it, so neither reading can be checked.
+            raise hf.error("attn_logit_softcapping is not supported for Gemma 3; expected null")
         config = Gemma3Config(
-            **{**fields, "max_context": positions},
+            **fields,
             **soft_cap_fields(hf, attention=None, logits=None),
             qk_norm=True,
             local_rope=_local_rope(hf, int(fields["head_dim"]), positions),
