@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 
 from jaxgen.engine.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
-from jaxgen.sampling import Sampled, SamplingParams
+from jaxgen.sampling import Sampled, SamplingParams, demand_of
 from jaxgen.schedule.request import Request
 from jaxgen.text.detokenize import IncrementalDetokenizer
 from jaxgen.text.tokenizer import Tokenizer
@@ -26,6 +26,7 @@ class Continuation:
         self.output = output
         self.params = params
         self.seed = seed
+        self.demand = demand_of(params)
         self._eos_ids = frozenset(() if params.ignore_eos else eos_ids)
         self._stop_ids = frozenset(params.stop_token_ids)
         self._completion = CompletionOutput(index, logprobs=None if params.logprobs is None else [])

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxgen.config import EngineConfig
 from jaxgen.engine.model import Model
+from jaxgen.engine.replay import Replay
 from jaxgen.engine.runner import StepRunner
 from jaxgen.ragged.batch import BatchItem, pack
 from jaxgen.ragged.buckets import Buckets
@@ -47,7 +48,12 @@ class InferenceEngine:
         self.buckets = buckets
         self._save = save
         self.capacity = Capacity(state)
-        self.limits = Limits(config.max_num_batched_tokens, config.max_num_seqs)
+        self.limits = Limits(
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+            recompute_at=model.config.recompute_at,
+        )
+        self._replay = Replay(model.config.recompute_at)
 
     def put(
         self,
@@ -63,6 +69,9 @@ class InferenceEngine:
         all_logits [tokens, vocab] of every token given, sequence after sequence. Raises
         SchedulingError, before anything changes, for a batch that does not fit; RefusedInput for
         token ids outside the vocabulary. do_checks=False skips the dry run, not the token check.
+
+        Where a model's positions change at a length, a sequence that outgrows it is computed anew
+        first, in steps of its own.
         """
         batch = self._check(batch_uids, batch_tokens)
         if do_checks:
@@ -71,6 +80,29 @@ class InferenceEngine:
                 raise SchedulingError(result)
         if not batch:
             return np.zeros((0, int(self.model.config.vocab_size)), np.float32)
+        for uid, tokens in zip(batch_uids, batch, strict=True):
+            if uid in self.state and self._replay.outgrown(self.state[uid], len(tokens)):
+                self._recompute(uid, self.state[uid].seen + len(tokens))
+        logits = self._forward(batch_uids, batch, all_logits=all_logits)
+        for uid, tokens in zip(batch_uids, batch, strict=True):
+            self._replay.record(self.state[uid], tokens)
+        return logits
+
+    def _recompute(self, uid: int, length: int) -> None:
+        """Computes a sequence anew, with keys for the `length` that it is about to have."""
+        past = self._replay.take(uid)
+        self.state.flush(uid)
+        self.state.track(uid, anchor=length)
+        while past.size:
+            count = min(past.size, self.limits.max_tokens)
+            count = self.capacity.fitting_tokens(uid, count, min(self.state.free_blocks))
+            self._forward([uid], [past[:count]], all_logits=False)
+            past = past[count:]
+
+    def _forward(
+        self, batch_uids: Items[int], batch: Items[np.ndarray], *, all_logits: bool
+    ) -> np.ndarray:
+        """One step over tokens that are known to be good, and to fit."""
         counts = [len(tokens) for tokens in batch]
         bucket = self.buckets.fit(counts)
         align = self.buckets.row_alignment
@@ -95,7 +127,8 @@ class InferenceEngine:
             raise RuntimeError(
                 f"{len(self.state)} sequences are in the engine: warm up before them"
             )
-        kinds = ("sample", "logits", "all_logits") if logits else ("sample",)
+        sampling = self.runner.sampling_kinds
+        kinds = (*sampling, "logits", "all_logits") if logits else sampling
         self.runner.warm_up((kind, bucket) for bucket in self.buckets for kind in kinds)
 
     def query(self, uid: int, max_request_tokens: int, max_request_blocks: int) -> tuple[int, int]:
@@ -113,11 +146,12 @@ class InferenceEngine:
     def flush(self, uid: int) -> None:
         """Forgets a sequence and frees its blocks; an unknown uid is fine."""
         self.state.flush(uid)
+        self._replay.forget(uid)
 
     def forget_everything(self) -> None:
         """Flushes every sequence and begins with an empty cache, as after a step that died."""
         for uid in list(self.state.uids):
-            self.state.flush(uid)
+            self.flush(uid)
         self.runner.reset()
 
     @property

@@ -16,7 +16,7 @@ from jaxgen.engine.continuation import Continuation
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.outputs import FinishReason, RequestOutput
 from jaxgen.ragged.batch import BatchItem, pack
-from jaxgen.sampling import InvalidParameter, Sampled, SamplingParams, SlotRow, slot_row
+from jaxgen.sampling import InvalidParameter, Sampled, SamplingParams, SlotRow, largest, slot_row
 from jaxgen.schedule.limits import Limits
 from jaxgen.schedule.request import Request
 from jaxgen.schedule.scheduler import Scheduler
@@ -158,7 +158,8 @@ class GenerationLoop:
         ]
         bucket = engine.buckets.fit([len(item.tokens) for item in items])
         packed = pack(bucket, items, engine.state, row_alignment=engine.buckets.row_alignment)
-        sampled = engine.runner.sample(bucket, packed)
+        demand = largest(self._continuations[chunk.request.uid].demand for chunk in plan.chunks)
+        sampled = engine.runner.sample(bucket, packed, demand)
         self._scheduler.dispatched(plan)
         self._in_flight.append(_InFlight(sampled, _emitting(plan)))
         return True

@@ -21,7 +21,14 @@ from jaxgen.engine.pages import Pages, abstract_pages
 from jaxgen.engine.step import hidden_step, logits_step, sampling_step
 from jaxgen.ragged.batch import packed_size
 from jaxgen.ragged.buckets import Bucket
-from jaxgen.sampling import Sampled, SamplerState, SamplingParams, SlotRow
+from jaxgen.sampling import (
+    COMPILED_APART,
+    Demand,
+    Sampled,
+    SamplerState,
+    SamplingParams,
+    SlotRow,
+)
 from jaxgen_models.cache import LayerPages
 
 logger = logging.getLogger(__name__)
@@ -84,9 +91,18 @@ class StepRunner:
         except jax.errors.JaxRuntimeError as error:
             raise StepFailed(f"admission to slot {slot} failed on the device: {error}") from error
 
-    def sample(self, bucket: Bucket, packed: np.ndarray) -> Sampled:
-        """Dispatches a step that samples; the result is on its way to the host when it returns."""
-        step = self._step("sample", bucket)
+    @property
+    def sampling_kinds(self) -> tuple[Demand, ...]:
+        """The kinds of sampling steps that there are on this platform."""
+        on_cpu = self.model.mesh.devices.flat[0].platform == "cpu"
+        return (Demand.ANY,) if on_cpu else COMPILED_APART
+
+    def sample(self, bucket: Bucket, packed: np.ndarray, demand: Demand = Demand.ANY) -> Sampled:
+        """Dispatches a step that samples; the result is on its way to the host when it returns.
+
+        demand: the most that any of its rows asks for.
+        """
+        step = self._step(demand if demand in self.sampling_kinds else Demand.ANY, bucket)
         try:
             with jax.disable_jit(self._eager):
                 self._pages, self._sampler, sampled = step(
@@ -164,8 +180,8 @@ class StepRunner:
 
     def _make(self, key: StepKey) -> Wrapped:
         kind, bucket = key
-        if kind == "sample":
-            return sampling_step(self.model, bucket, eager=self._eager)
+        if kind in set(Demand):
+            return sampling_step(self.model, bucket, Demand(kind), eager=self._eager)
         if kind == "hidden":
             return hidden_step(self.model, bucket, eager=self._eager)
         return logits_step(self.model, bucket, all_logits=kind == "all_logits", eager=self._eager)
@@ -175,7 +191,7 @@ class StepRunner:
         size = packed_size(bucket, len(self._num_blocks))
         packed = jax.ShapeDtypeStruct((size,), np.int32, sharding=self._replicated)
         shapes: list[Any] = [self.model.leaves, self._abstract_pages()]
-        if kind == "sample":
+        if kind in set(Demand):
             shapes.append(
                 sampling.abstract_state(
                     self._num_slots, self.model.config.vocab_size, self._replicated

@@ -18,15 +18,18 @@ from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, page_specs
 from jaxgen.ragged.batch import StepBatch, unpack
 from jaxgen.ragged.buckets import Bucket
-from jaxgen.sampling import Sampled, SamplerState, sample
+from jaxgen.sampling import Demand, Sampled, SamplerState, sample
 
 _REPLICATED = PartitionSpec()
 
 
-def sampling_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
+def sampling_step(
+    model: Model, bucket: Bucket, demand: Demand = Demand.ANY, *, eager: bool = False
+) -> Wrapped:
     """Jitted (leaves, pages, sampler, packed) -> (pages, sampler, Sampled).
 
-    pages and sampler are donated. packed: the int32 vector of `jaxgen.ragged.batch.pack`.
+    pages and sampler are donated. packed: the int32 vector of `jaxgen.ragged.batch.pack`. demand:
+    the most that any row of its batches asks of the sampler.
     """
 
     def local(
@@ -38,7 +41,7 @@ def sampling_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapp
         decoder = model.merge(leaves)
         hidden, pages = decoder(tokens, pages, batch.rows, batch.anchors)
         logits = decoder.logits(hidden[batch.last_index])
-        sampler, sampled = sample(logits, sampler, batch.slots, batch.emit)
+        sampler, sampled = sample(logits, sampler, batch.slots, batch.emit, demand)
         return pages, sampler, sampled
 
     pages = page_specs(model)

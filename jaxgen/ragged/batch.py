@@ -20,6 +20,9 @@ from pallas_kernels.pages import RaggedRows
 LAST_SAMPLED = -1
 """The token id that stands for what the sampler gave the row's slot last; the device knows it."""
 
+_ALIGNMENT = 64
+"""Integers: 256 bytes."""
+
 _PER_ROW = ("starts", "query_lengths", "kv_lengths", "anchors", "slots", "emit", "last_index")
 
 type Int32 = Any
@@ -63,8 +66,7 @@ class StepBatch:
 
 def packed_size(bucket: Bucket, groups: int) -> int:
     """Length of the packed vector for a bucket and a number of cache groups."""
-    table = bucket.rows * bucket.blocks
-    return bucket.tokens + len(_PER_ROW) * bucket.rows + 1 + groups * table
+    return sum(_aligned(size) for size in _sizes(bucket, groups).values())
 
 
 def pack(
@@ -136,13 +138,21 @@ def unpack(packed: Int32, bucket: Bucket, groups: int) -> StepBatch:
 
 def _split(packed: Int32, bucket: Bucket, groups: int) -> dict[str, Int32]:
     """The named parts of a packed vector, as views where numpy is."""
-    sizes = {"token_ids": bucket.tokens, **dict.fromkeys(_PER_ROW, bucket.rows), "num_rows": 1}
-    sizes |= {f"block_table{group}": bucket.rows * bucket.blocks for group in range(groups)}
     parts, begin = {}, 0
-    for name, size in sizes.items():
+    for name, size in _sizes(bucket, groups).items():
         parts[name] = packed[begin : begin + size]
-        begin += size
+        begin += _aligned(size)
     return parts
+
+
+def _sizes(bucket: Bucket, groups: int) -> dict[str, int]:
+    sizes = {"token_ids": bucket.tokens, **dict.fromkeys(_PER_ROW, bucket.rows), "num_rows": 1}
+    return sizes | {f"block_table{g}": bucket.rows * bucket.blocks for g in range(groups)}
+
+
+def _aligned(size: int) -> int:
+    """XLA hands a slice to a kernel as a view, and GPU kernels need theirs 256-byte aligned."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _check_fit(bucket: Bucket, items: Items[BatchItem], counts: np.ndarray, tokens: int) -> None:

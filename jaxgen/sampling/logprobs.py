@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxgen.sampling.branch import when
 from jaxgen.sampling.params import MAX_LOGPROBS
 
 
@@ -31,12 +32,18 @@ def token_logprobs(
 
 
 def wanted_logprobs(
-    logits: Float[Array, "rows vocab"], tokens: Int[Array, " rows"], wanted: Bool[Array, " rows"]
+    logits: Float[Array, "rows vocab"],
+    tokens: Int[Array, " rows"],
+    wanted: Bool[Array, " rows"],
+    known: bool | None,
 ) -> TokenLogprobs:
-    """`token_logprobs` if any row wants them, otherwise zeros of that shape at no cost."""
+    """`token_logprobs` if any row wants them, otherwise zeros of that shape at no cost.
+
+    known: whether any does, if the host knows; None asks `wanted` on the device.
+    """
     shapes = jax.eval_shape(token_logprobs, logits, tokens)
 
     def nothing() -> TokenLogprobs:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    return lax.cond(jnp.any(wanted), lambda: token_logprobs(logits, tokens), nothing)
+    return when(known, jnp.any(wanted), lambda: token_logprobs(logits, tokens), nothing)

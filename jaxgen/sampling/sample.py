@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt
 
+from jaxgen.sampling.branch import when
+from jaxgen.sampling.demand import Demand
 from jaxgen.sampling.logprobs import wanted_logprobs
 from jaxgen.sampling.state import MOST_COUNTED, SamplerState, SlotSettings, TokenBias
 from jaxgen.sampling.truncate import keep_min_p, keep_top_k, keep_top_p
@@ -38,8 +39,11 @@ def sample(
     state: SamplerState,
     slots: Int[Array, " rows"],
     emit: Bool[Array, " rows"],
+    demand: Demand = Demand.ANY,
 ) -> tuple[SamplerState, Sampled]:
     """Draw a token for every row that emits and remember it in the row's slot.
+
+    demand (static): the most that any emitting row asks for; ANY looks at the rows by branches.
 
     `logits` are float32; ids beyond the state's vocabulary are never drawn. `slots` of rows that do
     not emit may be anything; the slots of rows that emit must differ.
@@ -50,10 +54,12 @@ def sample(
     asked = jax.tree.map(lambda leaf: leaf[places], state.settings)
     generated = state.generated[places]
 
-    adjusted = _biased(raw, asked.bias, generated, emit)
-    adjusted = _penalised(adjusted, state, asked, places, emit)
-    tokens = _drawn(adjusted, asked, generated, emit)
-    reported = wanted_logprobs(raw, tokens, emit & (asked.num_logprobs >= 0))
+    draws = None if demand is Demand.ANY else demand is not Demand.PLAIN
+    reports = None if demand is Demand.ANY else demand is Demand.REPORTED
+    adjusted = _biased(raw, asked.bias, generated, emit, draws)
+    adjusted = _penalised(adjusted, state, asked, places, emit, draws)
+    tokens = _drawn(adjusted, asked, generated, emit, draws)
+    reported = wanted_logprobs(raw, tokens, emit & (asked.num_logprobs >= 0), reports)
 
     finite = jnp.isfinite(jnp.max(adjusted, axis=-1)) & ~jnp.any(jnp.isnan(raw), axis=-1)
     target = jnp.where(emit, slots, num_slots)
@@ -74,6 +80,7 @@ def _biased(
     bias: TokenBias,
     generated: Int[Array, " rows"],
     emit: Bool[Array, " rows"],
+    known: bool | None,
 ) -> Float[Array, "rows vocab"]:
     """Add what still holds of each row's list; where only listed ids may come, forbid the rest."""
     active = bias.until > generated[:, None]
@@ -84,7 +91,7 @@ def _biased(
         listed = jnp.zeros(logits.shape, jnp.bool_).at[rows, bias.ids].max(active)
         return jnp.where((bias.only_listed[:, None] == 1) & ~listed, -jnp.inf, added)
 
-    return lax.cond(jnp.any(active & emit[:, None]), add, lambda: logits)
+    return when(known, jnp.any(active & emit[:, None]), add, lambda: logits)
 
 
 def _penalised(
@@ -93,6 +100,7 @@ def _penalised(
     asked: SlotSettings,
     places: Int[Array, " rows"],
     emit: Bool[Array, " rows"],
+    known: bool | None,
 ) -> Float[Array, "rows vocab"]:
     """Repetition over prompt and output, then frequency and presence over the output alone."""
     repetition, frequency, presence = (
@@ -110,7 +118,7 @@ def _penalised(
         repeated = jnp.where(seen, lowered, logits)
         return repeated - frequency[:, None] * counts - presence[:, None] * (counts > 0)
 
-    return lax.cond(jnp.any(used), penalise, lambda: logits)
+    return when(known, jnp.any(used), penalise, lambda: logits)
 
 
 def _drawn(
@@ -118,6 +126,7 @@ def _drawn(
     asked: SlotSettings,
     generated: Int[Array, " rows"],
     emit: Bool[Array, " rows"],
+    known: bool | None,
 ) -> Int[Array, " rows"]:
     """The largest logit in greedy rows (the lowest id of equal ones), a random draw elsewhere."""
     best = _largest(logits)
@@ -125,15 +134,15 @@ def _drawn(
 
     def draw() -> Int[Array, " rows"]:
         tempered = logits / jnp.where(random, asked.temperature, 1.0)[:, None]
-        kept = keep_min_p(tempered, asked.min_p)
-        top_k = jnp.where(random, asked.top_k, 0)
-        kept = lax.cond(jnp.any(top_k > 0), keep_top_k, lambda kept, _: kept, kept, top_k)
-        top_p = jnp.where(random, asked.top_p, 1.0)
-        kept = lax.cond(jnp.any(top_p < 1.0), keep_top_p, lambda kept, _: kept, kept, top_p)
+        likely = keep_min_p(tempered, asked.min_p)
+        k = jnp.where(random, asked.top_k, 0)
+        first = when(known, jnp.any(k > 0), lambda: keep_top_k(likely, k), lambda: likely)
+        p = jnp.where(random, asked.top_p, 1.0)
+        kept = when(known, jnp.any(p < 1.0), lambda: keep_top_p(first, p), lambda: first)
         noise = _gumbel(asked.seed, generated, logits.shape[-1])
         return jnp.where(random, _largest(kept + noise), best)
 
-    return lax.cond(jnp.any(random), draw, lambda: best)
+    return when(known, jnp.any(random), draw, lambda: best)
 
 
 def _largest(values: Float[Array, "rows vocab"]) -> Int[Array, " rows"]:

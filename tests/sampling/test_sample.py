@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from jaxgen.sampling import InvalidParameter, SamplingParams, admit, init, sample, slot_row
+from jaxgen.sampling import (
+    Demand,
+    InvalidParameter,
+    SamplingParams,
+    admit,
+    demand_of,
+    init,
+    largest,
+    sample,
+    slot_row,
+)
 from jaxgen.sampling.truncate import keep_top_k, keep_top_p
 
 VOCAB = 24
@@ -243,3 +253,31 @@ def test_the_state_is_updated_in_place():
     memory = lowered.compile().memory_analysis()
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert memory.alias_size_in_bytes >= held
+
+
+@pytest.mark.parametrize("demand", [Demand.PLAIN, Demand.DRAWN, Demand.REPORTED])
+def test_a_demand_known_beforehand_gives_the_same_tokens(demand: Demand):
+    """What a GPU compiles without branches draws what the branches draw."""
+    rows, vocab = 3, 50
+    params = [SamplingParams(temperature=0.0) for _ in range(rows)]
+    if demand is not Demand.PLAIN:
+        params[1] = SamplingParams(temperature=0.9, top_k=5, top_p=0.8, presence_penalty=1.0)
+        params[2] = SamplingParams(temperature=0.0, logit_bias={7: 100.0})
+    if demand is Demand.REPORTED:
+        params[0] = SamplingParams(temperature=0.0, logprobs=3)
+    assert largest(demand_of(entry) for entry in params) is demand
+    logits = jax.random.normal(jax.random.key(5), (rows, vocab))
+    results = []
+    for known in (Demand.ANY, demand):
+        state = init(rows, vocab)
+        for slot, entry in enumerate(params):
+            state = admit(state, slot, slot_row(entry, vocab_size=vocab, seed=11 + slot))
+        draw = jax.jit(sample, static_argnums=4)
+        drawn = []
+        for _ in range(4):
+            state, sampled = draw(logits, state, jnp.arange(rows), jnp.ones(rows, bool), known)
+            drawn.append(np.asarray(sampled.tokens))
+        results.append((drawn, np.asarray(sampled.top_logprobs), np.asarray(sampled.bad)))
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][2], results[1][2])
+    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-6)

@@ -1,0 +1,45 @@
+"""How much of the sampler a step needs, known on the host before the step is sent.
+
+On a GPU or TPU a branch inside the program would make the host wait for its predicate, so there
+the step is compiled without branches, once for each demand. A CPU takes the branches: they cost
+nothing, and compiling does.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from jaxgen.sampling.params import SamplingParams
+
+
+class Demand(StrEnum):
+    """What some row of the batch asks for; each includes the ones before it."""
+
+    PLAIN = "sample_plain"
+    """The likeliest token, as the model gives it."""
+    DRAWN = "sample_drawn"
+    """Biases, penalties, temperature, min-p, top-k, top-p."""
+    REPORTED = "sample_reported"
+    """Log-probabilities as well."""
+    ANY = "sample"
+    """Not known on the host: the step looks at the rows itself, by branches."""
+
+
+COMPILED_APART = (Demand.PLAIN, Demand.DRAWN, Demand.REPORTED)
+
+
+def demand_of(params: SamplingParams) -> Demand:
+    """What one request asks for, as long as it runs."""
+    if params.logprobs is not None:
+        return Demand.REPORTED
+    adjusted = (
+        params.penalised
+        or params.logit_bias
+        or params.min_tokens
+        or params.allowed_token_ids is not None
+    )
+    return Demand.DRAWN if adjusted or not params.greedy else Demand.PLAIN
+
+
+def largest(demands: Iterable[Demand]) -> Demand:
+    """What a batch of such rows asks for; PLAIN for an empty one."""
+    return max(demands, key=COMPILED_APART.index, default=Demand.PLAIN)
