@@ -50,6 +50,7 @@ class QwenPolicy(InferencePolicy):
         dynamic = hf.flag("use_dynamic_ntk", True)
         biases = not hf.flag("no_bias", True)
         fields = token_fields(hf, tied=False, vocab_size=hf.size("vocab_size", 151936), eos=151643)
+        fields["dtype"] = _dtype(hf, fields["dtype"])
         config = QwenConfig(
             num_layers=num_layers,
             model_dim=model_dim,
@@ -68,7 +69,7 @@ class QwenPolicy(InferencePolicy):
             trained_context=trained,
             dynamic_ntk=dynamic,
             logn=hf.flag("use_logn_attn", True),
-            **{**fields, "dtype": _dtype(hf, fields["dtype"])},
+            **fields,
         )
         hf.finish(cls.family)
         return config
