@@ -127,7 +127,8 @@ class InferenceEngine:
             raise RuntimeError(
                 f"{len(self.state)} sequences are in the engine: warm up before them"
             )
-        kinds = ("sample", "logits", "all_logits") if logits else ("sample",)
+        sampling = self.runner.sampling_kinds
+        kinds = (*sampling, "logits", "all_logits") if logits else sampling
         self.runner.warm_up((kind, bucket) for bucket in self.buckets for kind in kinds)
 
     def query(self, uid: int, max_request_tokens: int, max_request_blocks: int) -> tuple[int, int]:
