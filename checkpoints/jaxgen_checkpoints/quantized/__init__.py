@@ -31,8 +31,10 @@ def _wide_source(scheme: Mapping[str, Any], source: TensorSource) -> TensorSourc
     method, block = scheme.get("quant_method"), scheme.get("weight_block_size")
     if method == "mxfp4":
         return Mxfp4Source(source)
-    is_block = isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)
     # Scales of activations that a file brings along would have to be applied in the step.
-    if method == "fp8" and is_block and scheme.get("activation_scheme", "dynamic") == "dynamic":
-        return Fp8BlockSource(source, (block[0], block[1]))
+    dynamic = scheme.get("activation_scheme", "dynamic") == "dynamic"
+    if method == "fp8" and dynamic and isinstance(block, list) and len(block) == 2:
+        rows, columns = block
+        if type(rows) is int and type(columns) is int:
+            return Fp8BlockSource(source, (rows, columns))
     return None
