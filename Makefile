@@ -7,7 +7,7 @@ FAST := -q -m "not slow and not device"
 OLDEST_JAX := $(shell sed -n 's/^ *"jax>=\(.*\)",$$/\1/p' pyproject.toml)
 export PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: help venv demo test test-all test-notebooks test-oldest lint api clean
+.PHONY: help venv demo test test-all test-notebooks test-oldest lint api models clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
