@@ -92,8 +92,9 @@ class LLM:
         params = self._params_for(batch, sampling_params)
         outputs = self._submit(batch, params)
         try:
-            while not all(output.finished for output in outputs):
-                self._loop.step()
+            for output in outputs:
+                while not output.finished:
+                    self._loop.step()
         finally:  # an interrupt leaves nothing behind
             for output in outputs:
                 self._loop.abort(output.request_id)

@@ -104,7 +104,7 @@ class GenerationLoop:
                 self._continuations[request.uid] = Continuation(
                     request, output, index, params, seed + index, self._eos_ids, self._tokenizer
                 )
-                self._slot_row(request)  # refuses now what admission would refuse in mid-step
+            self._slot_row(begun[0])  # refuses now what admission would refuse in mid-step
         except (RuntimeError, ValueError):
             for request in begun:
                 self._end(request)

@@ -69,12 +69,13 @@ class StepRunner:
 
     def reset(self) -> None:
         """Fresh pages and sampler state; whatever sequences were in them is lost."""
+        self._pages: Pages = []  # the old ones go first: two caches would not fit
         shapes = self._abstract_pages()
         make = jax.jit(
             lambda: jax.tree.map(lambda s: jax.numpy.zeros(s.shape, s.dtype), shapes),
             out_shardings=jax.tree.map(lambda s: s.sharding, shapes),
         )
-        self._pages: Pages = make()
+        self._pages = make()
         self._sampler: SamplerState = sampling.init(
             self._num_slots, self.model.config.vocab_size, self._replicated
         )

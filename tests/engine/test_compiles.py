@@ -98,6 +98,13 @@ def test_nothing_compiles_after_warm_up(llm, compiled, preempted):
     assert llm.engine.free_blocks == [12]
 
 
+def test_decode_buckets_say_what_mixed_ones_do(llm, golden, tokens):
+    """The golden tests have one shape; here rows of one token have shapes of their own."""
+    case = golden("llama_tied")
+    for chosen in (slice(0, 4), slice(2, 3), slice(0, 2)):
+        assert tokens(llm.engine, case.prompts[chosen]) == case.greedy[chosen]
+
+
 def test_a_late_compile_is_counted_and_logged(llm, compiled, caplog):
     before = llm.engine.runner.late_compiles
     llm.engine.put([1], [[1]])
