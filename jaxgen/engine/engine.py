@@ -109,7 +109,8 @@ class InferenceEngine:
         items = self._reserve(batch_uids, batch)
         packed = pack(bucket, items, self.state, row_alignment=align)
         try:
-            logits = self.runner.read(self.runner.logits(bucket, packed, all_tokens=all_logits))
+            step = self.runner.logits(bucket, packed, all_tokens=all_logits)
+            logits = np.asarray(self.runner.read(step))
         except BaseException:  # even an interrupt may come when the donated cache is gone
             self.forget_everything()
             raise
