@@ -48,6 +48,9 @@ lint: venv ## format, lint, types, floors
 api: venv ## rewrite tests/public_api.txt after a deliberate change of the public face
 	.venv/bin/python scripts/public_api.py > tests/public_api.txt
 
+models: venv ## rewrite docs/models.md from the registry and the fixtures
+	.venv/bin/python scripts/models_table.py > docs/models.md
+
 clean: ## remove what make made, the environment and the demo model included
 	rm -rf .venv .venv-* .demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
