@@ -41,11 +41,15 @@ _WORKERS = 2  # computing warpgroups
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """sms: blocks of threads; slots: KV blocks (of K or of V) in flight; block: its KV tokens."""
+    """sms: blocks of threads; slots: KV blocks (of K or of V) in flight; block: its KV tokens.
+
+    lines: 2 if a tile's queries are loaded before the outputs of the tile before are stored.
+    """
 
     sms: int
     slots: int
     block: int
+    lines: int = 2
 
 
 def _rows_per_token(problem: Problem) -> int:
@@ -57,10 +61,37 @@ def _rows_per_token(problem: Problem) -> int:
 
 
 def prefill_plan(head_dim: int, sms: int, shared_memory: int) -> PrefillPlan:
-    """The block and the slots that fit beside the query tiles."""
+    """The block, lines and slots that fit beside the query tiles."""
     block = 2 * BLOCK if head_dim <= 128 else BLOCK
-    room = shared_memory - 3072 - 2 * _WORKERS * ROWS * head_dim * 2
-    return PrefillPlan(sms=sms, block=block, slots=min(room // (block * head_dim * 2), 8))
+    lines = 2 if head_dim <= 192 else 1
+    room = shared_memory - 3072 - (1 + lines) * _WORKERS * ROWS * head_dim * 2
+    slots = min(room // (block * head_dim * 2), 8)
+    return PrefillPlan(sms=sms, block=block, slots=slots, lines=lines)
+
+
+def _line_shape(problem: Problem) -> tuple[int, ...]:
+    """Rows of one worker as (token, head of the group), which the interpreter cannot flatten."""
+    per_token, head_dim = _rows_per_token(problem), problem.head_dim
+    return (ROWS, head_dim) if problem.interpret else (ROWS // per_token, per_token, head_dim)
+
+
+def _flat(problem: Problem, line: Any) -> Any:
+    return line if problem.interpret else line.reshape(ROWS, problem.head_dim)
+
+
+def _of_token(problem: Problem, line: Any, index: Any) -> Any:
+    """The rows of one token in a line, without those that only pad the group."""
+    if not problem.interpret:
+        return line.at[index, pl.ds(0, problem.group)]
+    per_token = _rows_per_token(problem)
+    return line.at[pl.ds(pl.multiple_of(index * per_token, per_token), problem.group)]
+
+
+def _whole(problem: Problem, tokens: int) -> bool:
+    """Whether a worker's share of a tile is one box of q: no rows between its tokens' heads."""
+    per_token = _rows_per_token(problem)
+    boxed = per_token == problem.group and ROWS // per_token <= tokens
+    return boxed and not problem.interpret  # which has no loads past the end of an array
 
 
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
@@ -104,7 +135,7 @@ def prefill(
 
     def body(*refs: Any) -> None:
         given = dict(zip(named, refs, strict=False))
-        scratch = ("line", "queries", "ring", "full", "free", "ready", "turn", "cleared")
+        scratch = ("lines", "queries", "ring", "full", "free", "ready", "read", "turn", "cleared")
         given.update(zip(scratch, refs[len(named) :], strict=True))
         given = SimpleNamespace(**given)
         worker, sm = lax.axis_index("warpgroup"), lax.axis_index("sm")
@@ -114,12 +145,16 @@ def prefill(
     plgpu.kernel(
         body,
         scratch_types=[
-            plgpu.SMEM((_WORKERS, ROWS, problem.head_dim), problem.dtype),
+            plgpu.SMEM((_WORKERS, plan.lines, *_line_shape(problem)), problem.dtype),
             swizzled(ROWS, problem.head_dim, problem.dtype, (_WORKERS,)),
             swizzled(plan.block, problem.head_dim, problem.dtype, (plan.slots,)),
             plgpu.Barrier(num_arrivals=plan.block // BLOCK, num_barriers=plan.slots),
             plgpu.Barrier(num_arrivals=_WORKERS, num_barriers=plan.slots),
-            plgpu.Barrier(num_arrivals=per_worker, num_barriers=_WORKERS),
+            plgpu.Barrier(
+                num_arrivals=1 if _whole(problem, q.shape[0]) else per_worker,
+                num_barriers=_WORKERS,
+            ),
+            plgpu.Barrier(num_barriers=_WORKERS),
             plgpu.Barrier(num_arrivals=_WORKERS),
             plgpu.Barrier(),
         ],
@@ -157,18 +192,51 @@ def _stream(problem: Problem, plan: PrefillPlan, refs: Any, sm: Any) -> None:
                 refs.full.at[slot],
             )
 
-    def load(tile: Tile, done: Any) -> None:
+    def load(tile: Tile, turn: Any, done: Any) -> None:
+        def take_queries(worker: int) -> None:
+            pl.when(turn > 0)(lambda: plgpu.barrier_wait(refs.read.at[worker]))
+            _load_queries(problem, refs, worker, tile)
+
+        take_queries(0)
+
         @pl.loop(tile.first, tile.end)
         def _block(block: Any) -> None:
             use = 2 * (done + block - tile.first)
             put(refs.keys, tile, block, use)
             put(refs.values, tile, block, use + 1)
+            # The second warpgroup may need the first's next turn, so a block, to be done with its
+            # line: asking for the line any earlier could wait forever.
+            pl.when(block == tile.first)(lambda: take_queries(1))
 
     uses = 2 * deal(refs.tiles, refs.counts, sm, plan.sms, problem.kv_heads, load)
 
     @pl.loop(jnp.maximum(uses - slots, 0), uses)  # every release must be seen before the end
     def _drain(use: Any) -> None:
         plgpu.barrier_wait(refs.free.at[lax.rem(use, jnp.int32(slots))])
+
+    @pl.when(uses > 0)
+    def _last() -> None:
+        for worker in range(_WORKERS):
+            plgpu.barrier_wait(refs.read.at[worker])
+
+
+def _load_queries(problem: Problem, refs: Any, worker: int, tile: Tile) -> None:
+    """Query rows of a worker's share of the tile, in one copy or in one a token."""
+    tokens, per_token, group = refs.q.shape[0], _rows_per_token(problem), problem.group
+    per_worker, heads = ROWS // per_token, pl.ds(tile.head * group, group)
+    start, line = tile.start + worker * per_worker, refs.lines.at[worker, 0]
+    if _whole(problem, tokens):
+        share = refs.q.at[pl.ds(start, per_worker), heads]
+        plgpu.copy_gmem_to_smem(share, line, refs.ready.at[worker])
+        return
+
+    @pl.loop(0, per_worker)
+    def _token(index: Any) -> None:
+        plgpu.copy_gmem_to_smem(
+            refs.q.at[jnp.minimum(start + index, tokens - 1), heads],
+            _of_token(problem, line, index),
+            refs.ready.at[worker],
+        )
 
 
 def _compute(problem: Problem, plan: PrefillPlan, refs: Any, worker: Any, sm: Any) -> None:
@@ -183,6 +251,7 @@ def _compute(problem: Problem, plan: PrefillPlan, refs: Any, worker: Any, sm: An
     visit = partial(_attend_tile, problem, plan, refs, worker, take_turn)
     deal(refs.tiles, refs.counts, sm, plan.sms, problem.kv_heads, visit)
     pl.when(worker == 0)(take_turn)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
     pl.when(worker == 0)(lambda: _zero_padding(problem, plan, refs, sm))
 
 
@@ -192,8 +261,10 @@ def _zero_padding(problem: Problem, plan: PrefillPlan, refs: Any, sm: Any) -> No
 
     @pl.when(sm < padding)
     def _some() -> None:
+        line = refs.lines.at[0, 0]
         nothing = jnp.zeros((ROWS, problem.head_dim), problem.dtype)
-        refs.line.at[0][...] = plgpu.layout_cast(nothing, TILE)
+        rows = _flat(problem, line)
+        rows[...] = plgpu.layout_cast(nothing, TILE)
         plgpu.commit_smem()
 
         @pl.loop(0, (padding - sm + plan.sms - 1) // plan.sms)
@@ -203,7 +274,7 @@ def _zero_padding(problem: Problem, plan: PrefillPlan, refs: Any, sm: Any) -> No
             @pl.loop(0, problem.kv_heads)
             def _head(head: Any) -> None:
                 plgpu.copy_smem_to_gmem(
-                    refs.line.at[0, pl.ds(0, group)],
+                    _of_token(problem, line, 0),
                     refs.out.at[token, pl.ds(head * group, group)],
                 )
 
@@ -217,14 +288,18 @@ def _attend_tile(
     worker: Any,
     take_turn: Any,
     tile: Tile,
+    turn: Any,
     done: Any,
 ) -> None:
-    """One tile: load the queries, walk its blocks, store the outputs."""
+    """One tile: take the queries, walk its blocks, store the outputs."""
     per_token = _rows_per_token(problem)
-    per_worker, group, head_dim = ROWS // per_token, problem.group, problem.head_dim
-    mine = pl.ds(tile.head * group, group)
-    ahead = worker * per_worker
-    _load_queries(refs, worker, tile.start + ahead, mine, per_token, group)
+    head_dim, ahead = problem.head_dim, worker * (ROWS // per_token)
+    plgpu.barrier_wait(refs.ready.at[worker])
+    line, queries = _flat(problem, refs.lines.at[worker, 0]), refs.queries.at[worker]
+    queries[...] = plgpu.load(line, layout=_copy_layout(problem), optimized=False)
+    plgpu.commit_smem()
+    if plan.lines > 1:
+        plgpu.barrier_arrive(refs.read.at[worker])
 
     def query() -> jax.Array:
         """Positions of the rows' tokens within the tile."""
@@ -289,27 +364,14 @@ def _attend_tile(
         state = lax.fori_loop(tile.first, clear_start, partial(block, True), state)
     state = lax.fori_loop(clear_start, clear_end, partial(block, False), state)
     state = lax.fori_loop(clear_end, tile.end, partial(block, True), state)
-    _store(problem, refs, worker, state, tile, ahead, mine, per_token)
+    _store(problem, plan, refs, worker, state, tile)
 
 
-def _load_queries(
-    refs: Any, worker: Any, start: Any, heads: Any, per_token: int, group: int
-) -> None:
-    """Query rows of consecutive tokens, one copy a token, into the tile of the matrix unit."""
-    tokens = refs.q.shape[0]
-
-    @pl.loop(0, ROWS // per_token)
-    def _token(index: Any) -> None:
-        token = jnp.minimum(start + index, tokens - 1)
-        rows = pl.ds(pl.multiple_of(index * per_token, per_token), group)
-        plgpu.copy_gmem_to_smem(
-            refs.q.at[token, heads], refs.line.at[worker, rows], refs.ready.at[worker]
-        )
-
-    plgpu.barrier_wait(refs.ready.at[worker])
-    queries = refs.queries.at[worker]
-    queries[...] = plgpu.load(refs.line.at[worker], layout=TILE, optimized=False)
-    plgpu.commit_smem()
+def _copy_layout(problem: Problem) -> Any:
+    """How registers hold a tile on its way between plain and swizzled shared memory."""
+    size = problem.head_dim * 2
+    swizzle = next(each for each in (128, 64, 32) if size % each == 0)
+    return plgpu.Layout.SMEM_GMEM_COPY((ROWS, problem.head_dim), problem.dtype, swizzle)
 
 
 def _clear_tail(
@@ -332,16 +394,9 @@ def _clear_tail(
 
 
 def _store(
-    problem: Problem,
-    refs: Any,
-    worker: Any,
-    state: Softmax,
-    tile: Tile,
-    ahead: Any,
-    heads: Any,
-    per_token: int,
+    problem: Problem, plan: PrefillPlan, refs: Any, worker: Any, state: Softmax, tile: Tile
 ) -> None:
-    """Outputs of the tile's live tokens, one copy a token."""
+    """Outputs of a worker's live tokens, in one copy or in one a token."""
     top, total, out = state.top, state.total, state.out
     if problem.sinks:
         sink = plgpu.load(refs.sinks.at[tile.head], layout=PER_ROW, optimized=False) * LOG2E
@@ -350,14 +405,28 @@ def _store(
         total = total * fade + jnp.exp2(sink - top)
         out = out * spread(fade, problem.head_dim)
     out = out * spread(1.0 / total, problem.head_dim)
-    refs.line.at[worker][...] = out.astype(problem.dtype)
+    # Through the query tile, whose swizzle spares the bank conflicts of writing plain rows.
+    queries, line = refs.queries.at[worker], refs.lines.at[worker, plan.lines - 1]
+    queries[...] = out.astype(problem.dtype)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the stores of the tile before
+    rows = _flat(problem, line)
+    rows[...] = plgpu.load(queries, layout=_copy_layout(problem))
     plgpu.commit_smem()
+    per_worker = ROWS // _rows_per_token(problem)
+    heads = pl.ds(tile.head * problem.group, problem.group)
+    start = tile.start + worker * per_worker
+    count = jnp.clip(tile.count - worker * per_worker, 0, per_worker)
+    whole = _whole(problem, refs.q.shape[0])
+    if whole:
 
-    @pl.loop(0, jnp.clip(tile.count - ahead, 0, ROWS // per_token))
+        @pl.when(count == per_worker)
+        def _at_once() -> None:
+            plgpu.copy_smem_to_gmem(line, refs.out.at[pl.ds(start, per_worker), heads])
+
+    @pl.loop(0, jnp.where(count == per_worker, 0, count) if whole else count)
     def _token(index: Any) -> None:
-        rows = pl.ds(pl.multiple_of(index * per_token, per_token), problem.group)
-        plgpu.copy_smem_to_gmem(
-            refs.line.at[worker, rows], refs.out.at[tile.start + ahead + index, heads]
-        )
+        plgpu.copy_smem_to_gmem(_of_token(problem, line, index), refs.out.at[start + index, heads])
 
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    if plan.lines == 1:
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        plgpu.barrier_arrive(refs.read.at[worker])

@@ -76,9 +76,9 @@ def make_tiles(
 
 
 def deal(tiles: Any, counts: Any, dealer: Any, hands: int, kv_heads: int, visit: Any) -> Any:
-    """Call visit(tile, done) for every tile of one SM's hand; done: KV blocks visited before.
+    """Call visit(tile, turn, done) for every tile of one SM's hand, in turns 0, 1, 2...
 
-    Returns the blocks of the whole hand.
+    done: KV blocks visited before. Returns the blocks of the whole hand.
     """
     total = counts[0] * kv_heads
 
@@ -93,7 +93,7 @@ def deal(tiles: Any, counts: Any, dealer: Any, hands: int, kv_heads: int, visit:
         @pl.when(dealt)
         def _visit() -> None:
             columns = (tiles[index, column] for column in (START, COUNT, ROW, POSITION, LENGTH))
-            visit(Tile(*columns, first, end, lax.rem(rank, jnp.int32(kv_heads))), done)
+            visit(Tile(*columns, first, end, lax.rem(rank, jnp.int32(kv_heads))), turn, done)
 
         return done + jnp.where(dealt, end - first, 0)
 

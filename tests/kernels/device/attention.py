@@ -9,6 +9,9 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,103 +134,106 @@ PREFILL_CHECKS: dict[str, dict[str, Any]] = {
 CHECKS = DECODE_CHECKS | PREFILL_CHECKS
 
 
-def timed(chain: Callable[..., Any], args: tuple[Any, ...], calls: int) -> float:
-    """Microseconds of one call: median of 12 runs of the compiled chain."""
-    compiled = jax.jit(chain).lower(*args).compile()
-    jax.block_until_ready(compiled(*args))
-    times = []
-    for _ in range(12):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*args))
-        times.append(time.perf_counter() - start)
-    return float(np.median(times)) / calls * 1e6
+@dataclass(frozen=True)
+class Measured:
+    """A compiled chain of calls, and what one call does: `amount` bytes or operations."""
+
+    name: str
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    calls: int
+    amount: float
+    unit: str
+
+    def measure(self) -> str:
+        """Median of 9 batches of queued runs: the host prepares one while another runs."""
+        jax.block_until_ready(self.run(*self.args))
+        times = []
+        for _ in range(9):
+            start = time.perf_counter()
+            jax.block_until_ready([self.run(*self.args) for _ in range(QUEUED)])
+            times.append((time.perf_counter() - start) / self.calls / QUEUED * 1e6)
+        us = float(np.median(times))
+        rate = self.amount / us / 1e6
+        RESULTS.append({"name": self.name, "us": us, self.unit: rate, "all_us": times})
+        return f"{self.name}: {us:.1f} us, {rate:.2f} {self.unit}"
 
 
-def decode_case(
+QUEUED = 6
+NO_OPTIONS = {"window": None, "soft_cap": None, "sinks": None, "alibi": None}
+
+
+def attention_case(
     name: str,
-    count: int,
-    kv: int,
+    lengths: list[tuple[int, int]],
     heads: int = 32,
     kv_heads: int = 8,
     dim: int = 128,
-    calls: int = 24,
-    **options: Any,
-) -> str:
-    rows, pages = batch([(1, kv)] * count, 64)
-    q, k, v, pool = arrays(count, heads, kv_heads, dim, pages, 64, jnp.bfloat16)
-    write = options.pop("write", False)
-    attend = options.pop("attend", gpu.attend)
-    full = {"window": None, "soft_cap": None, "sinks": None, "alibi": None, **options}
+    calls: int = 8,
+    write: bool = False,
+    plan: Any = None,
+    compiler_options: dict[str, Any] | None = None,
+) -> Measured:
+    """Calls of attention, with the KV write or alone, each on the outputs of the one before."""
+    rows, pages = batch(lengths, 64)
+    tokens = sum(n for n, _ in lengths)
+    q, k, v, pool = arrays(tokens, heads, kv_heads, dim, pages, 64, jnp.bfloat16)
 
     def chain(q: Any, k: Any, v: Any, pool: KVPages, rows: RaggedRows) -> Any:
         for _ in range(calls):
             if write:
                 pool = pool.write(k, v, rows)
-            q = attend(q, pool, rows, scale=dim**-0.5, **full)
-        return q if not write else (q, pool)
-
-    us = timed(chain, (q, k, v, pool, rows), calls)
-    moved = count * kv * kv_heads * dim * 4
-    RESULTS.append({"time": name, "us": us, "TB/s": moved / us / 1e6})
-    return f"{name}: {us:.1f} us, {moved / us / 1e6:.3f} TB/s"
-
-
-def prefill_case(
-    name: str, lengths: list[tuple[int, int]], calls: int = 16, attend: Any = None
-) -> str:
-    rows, pages = batch(lengths, 64)
-    tokens = sum(q for q, _ in lengths)
-    heads, kv_heads, dim = 32, 8, 128
-    q, _, _, pool = arrays(tokens, heads, kv_heads, dim, pages, 64, jnp.bfloat16)
-    options = {"window": None, "soft_cap": None, "sinks": None, "alibi": None}
-
-    def chain(q: Any, pool: KVPages, rows: RaggedRows) -> Any:
-        for _ in range(calls):
-            q = (attend or gpu.attend)(q, pool, rows, scale=dim**-0.5, **options)
+            q = gpu.attend(q, pool, rows, scale=dim**-0.5, plan=plan, **NO_OPTIONS)
         return q
 
-    us = timed(chain, (q, pool, rows), calls)
+    args = (q, k, v, pool, rows)
+    run = jax.jit(chain).lower(*args).compile(compiler_options=compiler_options)
+    if all(n == 1 for n, _ in lengths):
+        moved = sum(kv for _, kv in lengths) * kv_heads * dim * 2 * 2
+        return Measured(name, run, args, calls, moved, "TB/s")
     flops = 4 * heads * dim * sum(n * kv - n * n / 2 for n, kv in lengths)
-    RESULTS.append({"time": name, "us": us, "TFLOP/s": flops / us / 1e6})
-    return f"{name}: {us:.1f} us, {flops / us / 1e6:.0f} TFLOP/s"
+    return Measured(name, run, args, calls, flops, "TFLOP/s")
 
 
-def ceilings() -> str:
+def read_case() -> Measured:
+    """Sums of 2 GiB: the read bandwidth to compare with."""
     x = jax.random.normal(jax.random.key(0), (1 << 30,), jnp.bfloat16)
 
     def chain(x: Any) -> Any:
         total = jnp.float32(0)
-        for i in range(8):
+        for i in range(4):
             total = total + (x + total.astype(x.dtype) * i).astype(jnp.float32).sum()
         return total
 
-    us = timed(chain, (x,), 8)
+    return Measured("read", jax.jit(chain).lower(x).compile(), (x,), 4, 2**31, "TB/s")
+
+
+def product_case() -> Measured:
+    """bf16 products of 8192 x 8192 matrices: the matrix rate to compare with."""
     a, b = (jax.random.normal(jax.random.key(i), (8192, 8192), jnp.bfloat16) for i in (1, 2))
 
-    def products(a: Any, b: Any) -> Any:
-        for _ in range(8):
+    def chain(a: Any, b: Any) -> Any:
+        for _ in range(4):
             a = (a @ b) * 0.01
         return a
 
-    matmul = timed(products, (a, b), 8)
-    return f"read {2**31 / us / 1e6:.2f} TB/s, product {2 * 8192**3 / matmul / 1e6:.0f} TFLOP/s"
+    run = jax.jit(chain).lower(a, b).compile()
+    return Measured("product", run, (a, b), 4, 2 * 8192**3, "TFLOP/s")
 
 
-DECODE_SHAPES = {
-    "64 x 4096": (64, 4096),
-    "64 x 2048": (64, 2048),
-    "128 x 1024": (128, 1024),
-    "256 x 1024": (256, 1024),
-    "1 x 131072": (1, 131072),
-    "8 x 1024": (8, 1024),
-    "1 x 128": (1, 128),
-}
-PREFILL_SHAPES = {
-    "1 x 8192": [(8192, 8192)],
-    "8 x 1024": [(1024, 1024)] * 8,
-    "8 uneven": [(n, n) for n in (1500, 300, 1100, 700, 1024, 200, 1272, 500)],
-    "1 x 2048": [(2048, 2048)],
-    "1 x 512": [(512, 512)],
+SHAPES: dict[str, list[tuple[int, int]]] = {
+    "decode 64 x 4096": [(1, 4096)] * 64,
+    "decode 64 x 2048": [(1, 2048)] * 64,
+    "decode 128 x 1024": [(1, 1024)] * 128,
+    "decode 256 x 1024": [(1, 1024)] * 256,
+    "decode 1 x 131072": [(1, 131072)],
+    "decode 8 x 1024": [(1, 1024)] * 8,
+    "decode 1 x 128": [(1, 128)],
+    "prefill 1 x 8192": [(8192, 8192)],
+    "prefill 8 x 1024": [(1024, 1024)] * 8,
+    "prefill 8 uneven": [(n, n) for n in (1500, 300, 1100, 700, 1024, 200, 1272, 500)],
+    "prefill 1 x 2048": [(2048, 2048)],
+    "prefill 1 x 512": [(512, 512)],
 }
 
 
@@ -241,12 +247,12 @@ def main() -> None:
         for name in options.check or CHECKS:
             print(check(name, **CHECKS[name]), flush=True)
     if options.time is not None:
-        print(jax.__version__, jax.devices()[0].device_kind, ceilings(), flush=True)
-        for name in options.time or (*DECODE_SHAPES, *PREFILL_SHAPES):
-            if name in DECODE_SHAPES:
-                print(decode_case(name, *DECODE_SHAPES[name]), flush=True)
-            else:
-                print(prefill_case(name, PREFILL_SHAPES[name]), flush=True)
+        print(jax.__version__, jax.devices()[0].device_kind, flush=True)
+        builders = [partial(attention_case, n, SHAPES[n]) for n in options.time or SHAPES]
+        builders += [read_case, product_case]
+        with ThreadPoolExecutor(8) as pool:
+            for case in list(pool.map(lambda build: build(), builders)):
+                print(case.measure(), flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(RESULTS, indent=1))
 

@@ -30,6 +30,10 @@ SMALL = {"head_dim": 64, "page_size": 64}
 INTERPRETED = {
     "decode": (DECODE, Case(((1, 70), (1, 1), (1, 200)), **SMALL)),
     "prefill": (PREFILL, Case(((37, 70), (1, 1), (20, 200)), **SMALL)),
+    "prefill, one line": (
+        PrefillPlan(sms=2, slots=3, block=64, lines=1),
+        Case(((37, 70), (1, 1), (20, 200)), **SMALL),
+    ),
     "decode with options": (
         DECODE,
         Case(((1, 70), (2, 300)), heads=3, kv_heads=1, head_dim=64, page_size=128, options=OPTIONS),
@@ -46,6 +50,7 @@ INTERPRETED = {
     [
         "decode",
         "prefill",
+        pytest.param("prefill, one line", marks=pytest.mark.slow),
         pytest.param("decode with options", marks=pytest.mark.slow),
         pytest.param("prefill with options", marks=pytest.mark.slow),
     ],
