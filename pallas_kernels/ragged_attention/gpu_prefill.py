@@ -69,29 +69,37 @@ def prefill_plan(head_dim: int, sms: int, shared_memory: int) -> PrefillPlan:
     return PrefillPlan(sms=sms, block=block, slots=slots, lines=lines)
 
 
+def _boxes(problem: Problem) -> bool:
+    """Whether lines are seen both as rows and as (token, head of the group) boxes.
+
+    The interpreter cannot reshape a line, and layout inference of jax 0.12.0 does not come to an
+    end over one: there, tokens are copied one by one.
+    """
+    return not problem.interpret and jax.__version_info__ < (0, 12)
+
+
 def _line_shape(problem: Problem) -> tuple[int, ...]:
-    """Rows of one worker as (token, head of the group), which the interpreter cannot flatten."""
+    """Rows of one worker, as boxes if the kernel uses them."""
     per_token, head_dim = _rows_per_token(problem), problem.head_dim
-    return (ROWS, head_dim) if problem.interpret else (ROWS // per_token, per_token, head_dim)
+    return (ROWS // per_token, per_token, head_dim) if _boxes(problem) else (ROWS, head_dim)
 
 
 def _flat(problem: Problem, line: Any) -> Any:
-    return line if problem.interpret else line.reshape(ROWS, problem.head_dim)
+    return line.reshape(ROWS, problem.head_dim) if _boxes(problem) else line
 
 
 def _of_token(problem: Problem, line: Any, index: Any) -> Any:
     """The rows of one token in a line, without those that only pad the group."""
-    if not problem.interpret:
+    if _boxes(problem):
         return line.at[index, pl.ds(0, problem.group)]
-    per_token = _rows_per_token(problem)
-    return line.at[pl.ds(pl.multiple_of(index * per_token, per_token), problem.group)]
+    return line.at[pl.ds(index * _rows_per_token(problem), problem.group)]
 
 
 def _whole(problem: Problem, tokens: int) -> bool:
     """Whether a worker's share of a tile is one box of q: no rows between its tokens' heads."""
     per_token = _rows_per_token(problem)
     boxed = per_token == problem.group and ROWS // per_token <= tokens
-    return boxed and not problem.interpret  # which has no loads past the end of an array
+    return boxed and _boxes(problem)
 
 
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
