@@ -17,10 +17,20 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
 from pallas_kernels.pages import KVPages, RaggedRows
+from pallas_kernels.ragged_attention.gpu_lines import (
+    copy_layout,
+    flat,
+    line_shape,
+    load_queries,
+    of_token,
+    per_row,
+    rows_per_token,
+    store,
+    whole,
+)
 from pallas_kernels.ragged_attention.gpu_problem import Problem
 from pallas_kernels.ragged_attention.gpu_schedule import BLOCK
 from pallas_kernels.ragged_attention.gpu_softmax import (
-    LOG2E,
     MASKED,
     PER_ROW,
     ROWS,
@@ -52,14 +62,6 @@ class PrefillPlan:
     lines: int = 2
 
 
-def _rows_per_token(problem: Problem) -> int:
-    """Rows of a tile that one token takes: a power of two, so that shared memory stays aligned."""
-    rows = 1
-    while rows < problem.group or rows * problem.head_dim * 2 % 128:
-        rows *= 2
-    return rows
-
-
 def prefill_plan(head_dim: int, sms: int, shared_memory: int) -> PrefillPlan:
     """The block, lines and slots that fit beside the query tiles."""
     block = 2 * BLOCK if head_dim <= 128 else BLOCK
@@ -67,39 +69,6 @@ def prefill_plan(head_dim: int, sms: int, shared_memory: int) -> PrefillPlan:
     room = shared_memory - 3072 - (1 + lines) * _WORKERS * ROWS * head_dim * 2
     slots = min(room // (block * head_dim * 2), 8)
     return PrefillPlan(sms=sms, block=block, slots=slots, lines=lines)
-
-
-def _boxes(problem: Problem) -> bool:
-    """Whether lines are seen both as rows and as (token, head of the group) boxes.
-
-    The interpreter cannot reshape a line, and layout inference of jax 0.12.0 does not come to an
-    end over one: there, tokens are copied one by one.
-    """
-    return not problem.interpret and jax.__version_info__ < (0, 12)
-
-
-def _line_shape(problem: Problem) -> tuple[int, ...]:
-    """Rows of one worker, as boxes if the kernel uses them."""
-    per_token, head_dim = _rows_per_token(problem), problem.head_dim
-    return (ROWS // per_token, per_token, head_dim) if _boxes(problem) else (ROWS, head_dim)
-
-
-def _flat(problem: Problem, line: Any) -> Any:
-    return line.reshape(ROWS, problem.head_dim) if _boxes(problem) else line
-
-
-def _of_token(problem: Problem, line: Any, index: Any) -> Any:
-    """The rows of one token in a line, without those that only pad the group."""
-    if _boxes(problem):
-        return line.at[index, pl.ds(0, problem.group)]
-    return line.at[pl.ds(index * _rows_per_token(problem), problem.group)]
-
-
-def _whole(problem: Problem, tokens: int) -> bool:
-    """Whether a worker's share of a tile is one box of q: no rows between its tokens' heads."""
-    per_token = _rows_per_token(problem)
-    boxed = per_token == problem.group and ROWS // per_token <= tokens
-    return boxed and _boxes(problem)
 
 
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
@@ -115,8 +84,7 @@ def prefill(
     alibi: Float[Array, " heads"] | None,
 ) -> Float[Array, "tokens heads head"]:
     """Causal attention of every row's query tokens over its pages."""
-    per_token = _rows_per_token(problem)
-    per_worker = ROWS // per_token
+    per_worker = ROWS // rows_per_token(problem)
     work = make_tiles(
         rows,
         q.shape[0],
@@ -137,9 +105,7 @@ def prefill(
     }
     for name, per_head in (("sinks", sinks), ("slopes", alibi)):
         if per_head is not None:
-            grouped = per_head.astype(jnp.float32).reshape(problem.kv_heads, problem.group)
-            grouped = jnp.pad(grouped, ((0, 0), (0, per_token - problem.group)))
-            named[name] = jnp.tile(grouped, (1, per_worker))
+            named[name] = per_row(per_head, problem)
 
     def body(*refs: Any) -> None:
         given = dict(zip(named, refs, strict=False))
@@ -153,13 +119,13 @@ def prefill(
     plgpu.kernel(
         body,
         scratch_types=[
-            plgpu.SMEM((_WORKERS, plan.lines, *_line_shape(problem)), problem.dtype),
+            plgpu.SMEM((_WORKERS, plan.lines, *line_shape(problem)), problem.dtype),
             swizzled(ROWS, problem.head_dim, problem.dtype, (_WORKERS,)),
             swizzled(plan.block, problem.head_dim, problem.dtype, (plan.slots,)),
             plgpu.Barrier(num_arrivals=plan.block // BLOCK, num_barriers=plan.slots),
             plgpu.Barrier(num_arrivals=_WORKERS, num_barriers=plan.slots),
             plgpu.Barrier(
-                num_arrivals=1 if _whole(problem, q.shape[0]) else per_worker,
+                num_arrivals=1 if whole(problem, q.shape[0]) else per_worker,
                 num_barriers=_WORKERS,
             ),
             plgpu.Barrier(num_barriers=_WORKERS),
@@ -203,7 +169,7 @@ def _stream(problem: Problem, plan: PrefillPlan, refs: Any, sm: Any) -> None:
     def load(tile: Tile, turn: Any, done: Any) -> None:
         def take_queries(worker: int) -> None:
             pl.when(turn > 0)(lambda: plgpu.barrier_wait(refs.read.at[worker]))
-            _load_queries(problem, refs, worker, tile)
+            load_queries(problem, refs, worker, tile)
 
         take_queries(0)
 
@@ -226,25 +192,6 @@ def _stream(problem: Problem, plan: PrefillPlan, refs: Any, sm: Any) -> None:
     def _last() -> None:
         for worker in range(_WORKERS):
             plgpu.barrier_wait(refs.read.at[worker])
-
-
-def _load_queries(problem: Problem, refs: Any, worker: int, tile: Tile) -> None:
-    """Query rows of a worker's share of the tile, in one copy or in one a token."""
-    tokens, per_token, group = refs.q.shape[0], _rows_per_token(problem), problem.group
-    per_worker, heads = ROWS // per_token, pl.ds(tile.head * group, group)
-    start, line = tile.start + worker * per_worker, refs.lines.at[worker, 0]
-    if _whole(problem, tokens):
-        share = refs.q.at[pl.ds(start, per_worker), heads]
-        plgpu.copy_gmem_to_smem(share, line, refs.ready.at[worker])
-        return
-
-    @pl.loop(0, per_worker)
-    def _token(index: Any) -> None:
-        plgpu.copy_gmem_to_smem(
-            refs.q.at[jnp.minimum(start + index, tokens - 1), heads],
-            _of_token(problem, line, index),
-            refs.ready.at[worker],
-        )
 
 
 def _compute(problem: Problem, plan: PrefillPlan, refs: Any, worker: Any, sm: Any) -> None:
@@ -271,7 +218,7 @@ def _zero_padding(problem: Problem, plan: PrefillPlan, refs: Any, sm: Any) -> No
     def _some() -> None:
         line = refs.lines.at[0, 0]
         nothing = jnp.zeros((ROWS, problem.head_dim), problem.dtype)
-        rows = _flat(problem, line)
+        rows = flat(problem, line)
         rows[...] = plgpu.layout_cast(nothing, TILE)
         plgpu.commit_smem()
 
@@ -282,7 +229,7 @@ def _zero_padding(problem: Problem, plan: PrefillPlan, refs: Any, sm: Any) -> No
             @pl.loop(0, problem.kv_heads)
             def _head(head: Any) -> None:
                 plgpu.copy_smem_to_gmem(
-                    _of_token(problem, line, 0),
+                    of_token(problem, line, 0),
                     refs.out.at[token, pl.ds(head * group, group)],
                 )
 
@@ -300,11 +247,11 @@ def _attend_tile(
     done: Any,
 ) -> None:
     """One tile: take the queries, walk its blocks, store the outputs."""
-    per_token = _rows_per_token(problem)
+    per_token = rows_per_token(problem)
     head_dim, ahead = problem.head_dim, worker * (ROWS // per_token)
     plgpu.barrier_wait(refs.ready.at[worker])
-    line, queries = _flat(problem, refs.lines.at[worker, 0]), refs.queries.at[worker]
-    queries[...] = plgpu.load(line, layout=_copy_layout(problem), optimized=False)
+    line, queries = flat(problem, refs.lines.at[worker, 0]), refs.queries.at[worker]
+    queries[...] = plgpu.load(line, layout=copy_layout(problem), optimized=False)
     plgpu.commit_smem()
     if plan.lines > 1:
         plgpu.barrier_arrive(refs.read.at[worker])
@@ -372,14 +319,7 @@ def _attend_tile(
         state = lax.fori_loop(tile.first, clear_start, partial(block, True), state)
     state = lax.fori_loop(clear_start, clear_end, partial(block, False), state)
     state = lax.fori_loop(clear_end, tile.end, partial(block, True), state)
-    _store(problem, plan, refs, worker, state, tile)
-
-
-def _copy_layout(problem: Problem) -> Any:
-    """How registers hold a tile on its way between plain and swizzled shared memory."""
-    size = problem.head_dim * 2
-    swizzle = next(each for each in (128, 64, 32) if size % each == 0)
-    return plgpu.Layout.SMEM_GMEM_COPY((ROWS, problem.head_dim), problem.dtype, swizzle)
+    store(problem, plan.lines, refs, worker, state, tile)
 
 
 def _clear_tail(
@@ -399,42 +339,3 @@ def _clear_tail(
         @pl.when(worker == 1)
         def _wait() -> None:
             plgpu.barrier_wait(refs.cleared)
-
-
-def _store(
-    problem: Problem, plan: PrefillPlan, refs: Any, worker: Any, state: Softmax, tile: Tile
-) -> None:
-    """Outputs of a worker's live tokens, in one copy or in one a token."""
-    top, total, out = state.top, state.total, state.out
-    if problem.sinks:
-        sink = plgpu.load(refs.sinks.at[tile.head], layout=PER_ROW, optimized=False) * LOG2E
-        top = jnp.maximum(state.top, sink)
-        fade = jnp.exp2(state.top - top)
-        total = total * fade + jnp.exp2(sink - top)
-        out = out * spread(fade, problem.head_dim)
-    out = out * spread(1.0 / total, problem.head_dim)
-    # Through the query tile, whose swizzle spares the bank conflicts of writing plain rows.
-    queries, line = refs.queries.at[worker], refs.lines.at[worker, plan.lines - 1]
-    queries[...] = out.astype(problem.dtype)
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the stores of the tile before
-    rows = _flat(problem, line)
-    rows[...] = plgpu.load(queries, layout=_copy_layout(problem))
-    plgpu.commit_smem()
-    per_worker = ROWS // _rows_per_token(problem)
-    heads = pl.ds(tile.head * problem.group, problem.group)
-    start = tile.start + worker * per_worker
-    count = jnp.clip(tile.count - worker * per_worker, 0, per_worker)
-    whole = _whole(problem, refs.q.shape[0])
-    if whole:
-
-        @pl.when(count == per_worker)
-        def _at_once() -> None:
-            plgpu.copy_smem_to_gmem(line, refs.out.at[pl.ds(start, per_worker), heads])
-
-    @pl.loop(0, jnp.where(count == per_worker, 0, count) if whole else count)
-    def _token(index: Any) -> None:
-        plgpu.copy_smem_to_gmem(_of_token(problem, line, index), refs.out.at[start + index, heads])
-
-    if plan.lines == 1:
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        plgpu.barrier_arrive(refs.read.at[worker])
