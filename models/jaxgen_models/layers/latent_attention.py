@@ -15,6 +15,7 @@ from jaxgen_models.layers.collective import sum_shards
 from jaxgen_models.layers.linear import project
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary
+from pallas_kernels.dispatch import target_platform
 from pallas_kernels.latent_attention import latent_attention
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import RaggedRows
@@ -93,15 +94,20 @@ class LatentAttention(nnx.Module):
 
 
 def _per_head(equation: str, x: Array, weight: Array) -> Array:
-    precise = x.dtype == jnp.float32
+    """A product per head, in x's dtype, accumulated in float32 as in `project`."""
+    dtype = x.dtype
+    if target_platform() == "cpu":
+        # XLA has no batched product of narrow types there, and folds casts that nothing holds back.
+        wide = x.astype(jnp.float32), weight.astype(jnp.float32)
+        x, weight = jax.lax.optimization_barrier(wide)
     out = jnp.einsum(
         equation,
         x,
         weight,
-        precision=jax.lax.Precision.HIGHEST if precise else None,
+        precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )
-    return out.astype(x.dtype)
+    return out.astype(dtype)
 
 
 def _optional(weights: Mapping[str, Any], name: str) -> nnx.Param | None:
