@@ -21,6 +21,7 @@ from jaxgen_checkpoints.errors import ConfigError
 from jaxgen_checkpoints.load import bytes_to_load, load
 from jaxgen_checkpoints.load_progress import loading_bar
 from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
+from jaxgen_checkpoints.quantized import widened
 from jaxgen_checkpoints.random_weights import random_weights
 from jaxgen_checkpoints.readers.shape_source import ShapeSource
 from jaxgen_checkpoints.store import save_snapshot
@@ -81,6 +82,7 @@ class Loaded:
 
 def config_checkpoint(config: Mapping[str, Any], policy: PolicyName = None) -> Checkpoint:
     """A checkpoint of which there is only the config: to plan, to compile, to fill at random."""
+    config, _ = widened(config, ShapeSource({}))
     choice = find_policy(config, {}, policy)
     shapes = choice.policy.build_container_map().expected_tensors()
     return Checkpoint(None, dict(config), {}, ShapeSource(shapes), None)
