@@ -6,7 +6,7 @@ why it cannot serve. If no kernel of the platform fits, the portable one runs an
 
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ def target_platform() -> str:
 
 
 @contextmanager
-def using(**implementations: str) -> Iterator[None]:
+def using(**implementations: str) -> Generator[None]:
     """Choose implementations by operation name while tracing: `with using(ragged_attention="gpu")`.
 
     What jit has already traced stays as it is, and other threads are not affected.
@@ -103,7 +103,7 @@ def using(**implementations: str) -> Iterator[None]:
 
 
 @contextmanager
-def lowering_for(platform: str) -> Iterator[None]:
+def lowering_for(platform: str) -> Generator[None]:
     """Choose for another platform than the default backend's: for ahead-of-time compilation."""
     token = _platform.set(platform)
     try:

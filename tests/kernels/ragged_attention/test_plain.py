@@ -10,9 +10,12 @@ from pallas_kernels.pages import RaggedRows, abstract_kv_pages
 from pallas_kernels.ragged_attention import ragged_attention
 from tests.kernels.ragged_attention.conformance import CASES, Case, assert_conforms, make
 
+# Plain JAX does not care about the width of a head; the kernels do.
+PLAIN = [name for name in CASES if not name.startswith("head_")]
+
 
 @pytest.mark.parametrize("implementation", ["reference", "portable"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PLAIN)
 def test_conforms(name: str, implementation: str) -> None:
     assert_conforms(CASES[name], implementation)
 
