@@ -5,6 +5,7 @@ One engine a fixture, compiled once for putting and once for sampling.
 
 import itertools
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -14,20 +15,10 @@ import pytest
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.sampling import SamplingParams
 
-FIXTURES = (
-    "llama_plain",
-    "llama_tied",
-    "llama_bias_headdim",
-    "llama_linear",
-    "llama_llama3",
-    "llama_yarn",
-    "llama_dynamic",
-    "mistral_full",
-    "mistral_swa",
-    "qwen2",
-    "qwen2_tied_swa",
-    "qwen3",
-)
+GOLDEN = Path(__file__).resolve().parents[1] / "fixtures" / "golden"
+FIXTURES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "config.json").is_file())
+# Rotation depends on the prompt's length, which `put` learns from its first piece.
+WHOLE_PROMPTS = ("llama_dynamic", "phi3_longrope", "qwen_v1")
 LOGITS = 2e-4
 LOGPROBS = 1e-4
 LONGEST = 4  # index of the prompt with 64 tokens
@@ -111,7 +102,7 @@ def test_preempted_requests_go_on_where_they_were(case, preempted, take_every_bl
 
 def test_chunked_prompts_have_the_same_logits(case):
     """Dynamic NTK is exempt: a sequence's base follows from the prompt that it began with."""
-    if case.name == "llama_dynamic":
+    if case.name in WHOLE_PROMPTS:
         return
     length = len(case.golden.prompts[LONGEST])
     everywhere = [(cut,) for cut in range(1, length)]
@@ -124,7 +115,7 @@ def test_chunked_prompts_have_the_same_logits(case):
 def test_logits_in_company(case):
     """Three prompts in one put, one of them continued, all in the caller's order."""
     engine, golden = case.engine, case.golden
-    chunked = case.name != "llama_dynamic"
+    chunked = case.name not in WHOLE_PROMPTS
     first = 3 if chunked else len(golden.prompts[3])
     engine.put([3], [golden.prompts[3][:first]], all_logits=True)
     uids = [2, 3, 1] if chunked else [2, 1]
