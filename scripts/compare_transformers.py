@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--model", help="a Llama .gguf; default: the demo's")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     fetch = Path(__file__).with_name("fetch_demo_model.py")
     path = args.model or subprocess.check_output([sys.executable, fetch], text=True).strip()

@@ -3,10 +3,11 @@
 A test compares the page with this output, so that it cannot drift; `make models` rewrites it.
 """
 
-import json
 from collections import defaultdict
 from pathlib import Path
 
+from jaxgen_checkpoints.checkpoint import open_checkpoint
+from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.registry import find_policy, supported_architectures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,13 +29,18 @@ An architecture that is not listed is refused. If its tensors and config look li
 """
 
 
+def policy_of(name: str) -> InferencePolicy:
+    """The policy of a fixture."""
+    checkpoint = open_checkpoint(GOLDEN / name)
+    return find_policy(checkpoint.config, checkpoint.source.tensors()).policy
+
+
 def fixtures_by_family() -> dict[str, list[str]]:
     """Fixture names under the family whose policy reads their config."""
     found: dict[str, list[str]] = defaultdict(list)
     for folder in sorted(GOLDEN.iterdir()):
         if (folder / "config.json").is_file():
-            raw = json.loads((folder / "config.json").read_text())
-            found[find_policy(raw, {}).policy.family].append(folder.name)
+            found[policy_of(folder.name).family].append(folder.name)
     return found
 
 
@@ -42,8 +48,7 @@ def cache_kinds(names: list[str]) -> str:
     """What the layers of a family's fixtures keep of the past."""
     kinds = set()
     for name in names:
-        raw = json.loads((GOLDEN / name / "config.json").read_text())
-        policy = find_policy(raw, {}).policy
+        policy = policy_of(name)
         latent = any(type(cache).__name__ == "LatentCache" for cache in policy.layer_caches(1))
         windows = policy.config.windows
         kinds.add("latent" if latent else "keys and values")
