@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import jax
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgen_checkpoints.errors import MappingError, RefusedInput
@@ -47,12 +48,13 @@ def make_mesh(
             f"a mesh of data={data}, expert={expert}, tensor={tensor} needs {needed} devices, "
             f"{len(available)} found; choose smaller sizes"
         )
-    return jax.make_mesh(
+    # A tensor axis may be shorter than an axis of the torus: 8 of a v5p:4x4x4, say.
+    grid = create_device_mesh(
         tuple(sizes[name] for name in MESH_AXES),
-        MESH_AXES,
-        axis_types=(AxisType.Auto,) * len(MESH_AXES),
-        devices=available[:needed],
+        available[:needed],
+        allow_split_physical_axes=True,
     )
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 @dataclass(frozen=True, slots=True)

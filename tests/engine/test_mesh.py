@@ -1,6 +1,7 @@
 """A mesh gives the tokens of one device, whatever does or does not divide by it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,14 @@ FIXTURES = {
 }
 """Fixture -> the mesh sizes of the fast suite; every other pair is slow."""
 
+GOLDEN = Path(__file__).resolve().parents[1] / "fixtures" / "golden"
+OTHERS = {
+    folder.name: ()
+    for folder in sorted(GOLDEN.iterdir())
+    if (folder / "config.json").is_file() and folder.name not in FIXTURES
+}
+"""The fixtures of every other family: experts, latent caches, hybrids."""
+
 RANDOM = {(7, 1): (4,), (9, 3): (2,), (6, 2): (8,)}
 """(query heads, KV heads) -> the same, for checkpoints made here."""
 
@@ -36,7 +45,7 @@ def pairs(table, sizes):
     ]
 
 
-@pytest.mark.parametrize(("name", "shards"), pairs(FIXTURES, SIZES))
+@pytest.mark.parametrize(("name", "shards"), [*pairs(FIXTURES, SIZES), *pairs(OTHERS, SIZES[:2])])
 def test_golden_tokens_on_a_mesh(golden, one_shape, tokens, name, shards):
     case = golden(name)
     engine = one_shape(case.folder, tensor_parallel_size=shards)
