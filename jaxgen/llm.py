@@ -69,10 +69,24 @@ class LLM:
             overlap=not config.enforce_eager,
         )
         self._next_id = 0
+        self._handed_over = False
 
     def warm_up(self) -> None:
         """Compiles every step before the first request, so that none waits for a compiler."""
         self.engine.warm_up()
+
+    def hand_over(self) -> GenerationLoop:
+        """The loop, for a server that drives it from its own thread; then nobody else may.
+
+        RuntimeError where that has happened already.
+        """
+        loop, self._handed_over = self._own_loop(), True
+        return loop
+
+    def _own_loop(self) -> GenerationLoop:
+        if self._handed_over:
+            raise RuntimeError("the engine is in the hands of a server: ask that one instead")
+        return self._loop
 
     def default_sampling_params(self, **changes: Any) -> SamplingParams:  # noqa: ANN401
         """What the checkpoint's generation_config asks for, with changes by name."""
@@ -148,13 +162,13 @@ class LLM:
         self, batch: Sequence[Prompt], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
         """Queues all prompts, or none."""
-        outputs: list[RequestOutput] = []
+        loop, outputs = self._own_loop(), list[RequestOutput]()
         try:
             for prompt, asked in zip(batch, params, strict=True):
                 text = prompt if isinstance(prompt, str) else None
                 ids = self.need_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
                 name, self._next_id = str(self._next_id), self._next_id + 1
-                outputs.append(self._loop.submit(name, ids, asked, prompt=text))
+                outputs.append(loop.submit(name, ids, asked, prompt=text))
         except (RuntimeError, ValueError):
             for output in outputs:
                 self._loop.abort(output.request_id)

@@ -6,6 +6,7 @@ that was computed beyond it is dropped.
 """
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxgen.engine.continuation import Continuation
+from jaxgen.engine.counters import Counters
 from jaxgen.engine.engine import InferenceEngine
-from jaxgen.engine.outputs import FinishReason, RequestOutput
+from jaxgen.engine.outputs import FinishReason, RequestOutput, RequestTimes
 from jaxgen.ragged.batch import BatchItem, pack
 from jaxgen.sampling import InvalidParameter, Sampled, SamplingParams, SlotRow, largest, slot_row
 from jaxgen.schedule.limits import Limits
@@ -50,6 +52,7 @@ class GenerationLoop:
         eos_ids: Items[int] = (),
         overlap: bool = True,
     ) -> None:
+        self.counters = Counters()
         self._engine = engine
         self._tokenizer = tokenizer
         self._eos_ids = tuple(eos_ids)
@@ -60,6 +63,23 @@ class GenerationLoop:
         self._depth = 1 if overlap else 0
         self._uids = itertools.count(_FIRST_UID)
         self._seeds = np.random.default_rng(engine.config.seed)
+        self._last_read = 0.0
+
+    @property
+    def engine(self) -> InferenceEngine:
+        """The engine, to be looked at."""
+        return self._engine
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest sequence, prompt and output together."""
+        return self._engine.state.max_context
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """(continuations that run, those that wait)."""
+        waiting = len(self._scheduler.waiting)
+        return len(self._continuations) - waiting, waiting
 
     @property
     def limits(self) -> Limits:
@@ -80,8 +100,12 @@ class GenerationLoop:
         prompt: str | None = None,
         priority: int = 0,
         arrival: float = 0.0,
+        cache_salt: str | None = None,
     ) -> RequestOutput:
         """Queues a prompt; `params.n` continuations of it are generated. Returns what will grow.
+
+        arrival: in `time.monotonic` seconds. cache_salt: only prompts with the same one may share
+        what is computed for them.
 
         Raises, and queues nothing, for what can never be served: SchedulingError (prompt or output
         too long), RefusedInput (token ids, parameters), ValueError (a request id in use).
@@ -93,7 +117,7 @@ class GenerationLoop:
         vocab = int(self._engine.model.config.vocab_size)
         params.validate(vocab)
         ids = self._engine.check_tokens(request_id, prompt_ids).tolist()
-        output = RequestOutput(request_id, prompt, ids, [])
+        output = RequestOutput(request_id, prompt, ids, [], times=RequestTimes(arrival))
         seed = params.seed if params.seed is not None else int(self._seeds.integers(1 << 62))
         begun: list[Request] = []
         try:
@@ -101,6 +125,7 @@ class GenerationLoop:
                 request = self._request(ids, params, priority, arrival)
                 self._scheduler.submit(request)
                 begun.append(request)
+                output.max_tokens = request.max_tokens
                 self._continuations[request.uid] = Continuation(
                     request, output, index, params, seed + index, self._eos_ids, self._tokenizer
                 )
@@ -158,11 +183,27 @@ class GenerationLoop:
         ]
         bucket = engine.buckets.fit([len(item.tokens) for item in items])
         packed = pack(bucket, items, engine.state, row_alignment=engine.buckets.row_alignment)
+        self._count(plan)
         demand = largest(self._continuations[chunk.request.uid].demand for chunk in plan.chunks)
         sampled = engine.runner.sample(bucket, packed, demand)
         self._scheduler.dispatched(plan)
         self._in_flight.append(_InFlight(sampled, _emitting(plan)))
         return True
+
+    def _count(self, plan: Plan) -> None:
+        now = time.monotonic()
+        counters = self.counters
+        counters.steps += 1
+        for chunk in plan.chunks:
+            prompt = len(chunk.request.prompt_ids)
+            counters.prompt_tokens += max(0, min(chunk.count, prompt - chunk.start))
+        for request in plan.preempted:
+            counters.preemptions += 1
+            self._continuations[request.uid].output.times.preemptions += 1
+        for request in plan.admitted:
+            times = self._continuations[request.uid].output.times
+            if times.first_scheduled is None:
+                times.first_scheduled = now
 
     def _slot_row(self, request: Request) -> SlotRow:
         continuation = self._continuations[request.uid]
@@ -181,6 +222,8 @@ class GenerationLoop:
         A step that samples nothing is waited for too, so that the host stays one step ahead.
         """
         sampled = self._engine.runner.read(step.sampled)
+        now = time.monotonic()
+        self.counters.last_step_seconds, self._last_read = now - self._last_read, now
         changed: dict[str, RequestOutput] = {}
         for row, request in step.rows:
             continuation = self._continuations.get(request.uid)
@@ -193,6 +236,9 @@ class GenerationLoop:
                 token = int(sampled.tokens[row])
                 stop = continuation.receive(token, sampled, row)
                 self._scheduler.receive(request, token, stop=stop)
+                self.counters.generation_tokens += 1
+                if continuation.output.times.first_token is None:
+                    continuation.output.times.first_token = now
                 if stop or len(request.output_ids) >= request.max_tokens:
                     continuation.finish(FinishReason.LENGTH)
                     self._end(request)

@@ -40,15 +40,42 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestTimes:
+    """When things happened to a request, in the caller's clock's seconds; None if they did not.
+
+    preemptions: how often a continuation had to give up its blocks.
+    """
+
+    arrival: float = 0.0
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
 class RequestOutput:
-    """One prompt and its continuations."""
+    """One prompt and its continuations.
+
+    prompt_logprobs: an entry for each prompt token so far, None for the first; None if not asked
+    for. cached_tokens: of the prompt, found in the prefix cache. max_tokens: of each continuation.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    cached_tokens: int = 0
+    max_tokens: int | None = None
+    times: RequestTimes = field(default_factory=RequestTimes, compare=False)
 
     @property
     def finished(self) -> bool:
         """Whether every continuation has ended."""
         return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Whether some of the prompt's logprobs are asked for and still to come."""
+        known = self.prompt_logprobs
+        return known is not None and len(known) < len(self.prompt_token_ids) and not self.finished
