@@ -1,0 +1,56 @@
+"""Parsers of what models write: reasoning, answer and calls of tools, told while they come."""
+
+from collections.abc import Callable, Mapping
+
+from jaxgen.serving.parsers.deepseek import DeepSeekParser
+from jaxgen.serving.parsers.events import Arguments, Event, Reasoning, Text, ToolCall, coalesced
+from jaxgen.serving.parsers.hermes import HermesParser
+from jaxgen.serving.parsers.llama3_json import Llama3JsonParser
+from jaxgen.serving.parsers.mistral import MistralParser
+from jaxgen.serving.parsers.output import OutputParser
+from jaxgen.serving.parsers.reading import Parser
+from jaxgen.serving.parsers.thinking import MarkedThinkingParser, ThinkingParser
+from jaxgen_checkpoints.errors import ConfigError
+
+TOOL_PARSERS: Mapping[str, Callable[[], Parser]] = {
+    "hermes": HermesParser,
+    "qwen": HermesParser,
+    "llama3_json": Llama3JsonParser,
+    "mistral": MistralParser,
+    "deepseek_v3": DeepSeekParser,
+}
+REASONING_PARSERS: Mapping[str, Callable[[], Parser]] = {
+    "deepseek_r1": ThinkingParser,
+    "qwen3": MarkedThinkingParser,
+}
+
+
+def make_parser(*, tools: str | None = None, reasoning: str | None = None) -> OutputParser:
+    """A fresh parser for one answer; ConfigError, naming the known ones, for an unknown name."""
+    return OutputParser(
+        _find("reasoning_parser", reasoning, REASONING_PARSERS),
+        _find("tool_call_parser", tools, TOOL_PARSERS),
+    )
+
+
+def _find(what: str, name: str | None, known: Mapping[str, Callable[[], Parser]]) -> Parser | None:
+    if name is None:
+        return None
+    if name not in known:
+        raise ConfigError(f"{what} must be one of {', '.join(known)}; got {name!r}")
+    return known[name]()
+
+
+__all__ = [
+    "REASONING_PARSERS",
+    "TOOL_PARSERS",
+    "Arguments",
+    "Event",
+    "OutputParser",
+    "Parser",
+    "Reasoning",
+    "Text",
+    "ToolCall",
+    "coalesced",
+    "make_parser",
+]
