@@ -7,7 +7,7 @@ FAST := -q -m "not slow and not device"
 OLDEST_JAX := $(shell sed -n 's/^ *"jax>=\(.*\)",$$/\1/p' pyproject.toml)
 export PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: help venv demo test test-all test-notebooks test-oldest lint api models clean
+.PHONY: help venv demo test test-all test-notebooks test-oldest test-topologies lint api models clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,14 @@ test-oldest: .venv-oldest/.installed ## the fast tests on the oldest JAX that py
 
 .venv-oldest/.installed: pyproject.toml scripts/make_venv.sh
 	@scripts/make_venv.sh .venv-oldest -e '.[test]' 'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)'
+	@touch $@
+
+# libtpu lies beside the environment, not in it: it looks for a TPU at every start of JAX.
+test-topologies: .venv-tpu/.installed ## compile steps and kernels for TPUs that are not there
+	PYTHONPATH=.venv-tpu .venv/bin/python -m pytest $(FAST) tests/plan
+
+.venv-tpu/.installed: .venv/.installed
+	.venv/bin/python -m pip install -q --no-deps --target .venv-tpu libtpu
 	@touch $@
 
 lint: venv ## format, lint, types, floors

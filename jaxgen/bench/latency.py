@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxgen.bench.roofline import Ceilings, step_cost
 from jaxgen.bench.workload import fixed
+from jaxgen.engine.cost import Ceilings, step_cost
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.sampling import SamplingParams
@@ -55,13 +55,10 @@ def run_latency(
     prefill = statistics.median(run.prefill for run in runs)
     context = input_len + output_len // 2
     decode_floor = step_cost(
-        engine.model, tokens=batch_size, kv_tokens=batch_size * context, rows=batch_size
+        engine.model, tokens=batch_size, rows=batch_size, context=context
     ).seconds(ceilings)
     prefill_floor = step_cost(
-        engine.model,
-        tokens=batch_size * input_len,
-        kv_tokens=batch_size * input_len,
-        rows=batch_size,
+        engine.model, tokens=batch_size * input_len, rows=batch_size, context=input_len
     ).seconds(ceilings)
     return {
         "avg_latency": statistics.mean(latencies),

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from jaxgen.bench.roofline import measure_ceilings
 from jaxgen.bench.startup import run_startup
 from jaxgen.bench.throughput import run_throughput
 from jaxgen.bench.workload import BenchRequest, random, uniform
+from jaxgen.commands.model_config import read_model_config
 from jaxgen.commands.opening import limited_options
 from jaxgen.compile_cache import use_compile_cache
 from jaxgen.config import EngineConfig
@@ -20,9 +20,6 @@ from jaxgen.engine.engine import InferenceEngine
 from jaxgen.hub import local_model
 from jaxgen_checkpoints.checkpoint import Checkpoint, open_checkpoint
 from jaxgen_checkpoints.errors import RefusedInput
-from jaxgen_checkpoints.json_file import read_json_object
-
-_SHAPES = files("jaxgen.bench") / "shapes"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,15 +92,9 @@ def _engine(args: argparse.Namespace, *, sequences: int, longest: int | None) ->
 def _checkpoint(args: argparse.Namespace) -> Checkpoint:
     """The checkpoint, or with --load-format dummy its config alone."""
     if args.load_format == "dummy":
-        return config_checkpoint({**_config(args.model), **args.hf_overrides}, args.policy)
+        return config_checkpoint(
+            {**read_model_config(args.model), **args.hf_overrides}, args.policy
+        )
     if args.hf_overrides:
         raise RefusedInput("--hf-overrides needs --load-format dummy: real weights have one config")
     return open_checkpoint(local_model(args.model))
-
-
-def _config(model: str) -> dict[str, Any]:
-    shape = _SHAPES / f"{model}.json"
-    if shape.is_file():
-        return json.loads(shape.read_text())
-    path = Path(model)
-    return read_json_object(path / "config.json" if path.is_dir() else path)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jaxgen.commands.bench_options import add_bench
+from jaxgen.commands.plan_options import add_plan
 
 _MODEL_HELP = "a checkpoint folder, a .gguf file, a snapshot folder, or a hub id (ORG/NAME)"
 
@@ -54,6 +55,7 @@ def build_parser() -> Parser:
         "verify", parents=[model, engine], help="compare with transformers, or with a recording"
     )
     _verify_options(verify)
+    add_plan(commands, engine)
     add_bench(commands, engine)
     return parser
 
@@ -98,6 +100,11 @@ def _engine_options() -> Parser:
         action="store_const",
         const=True,
         help="run op by op, without compiled steps: slow, for debugging",
+    )
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="share the KV blocks of what prompts have in common (the default)",
     )
     return parent
 

@@ -1,0 +1,259 @@
+"""A model on a machine: does it fit, how much KV cache is left, what would a step take.
+
+Memory is the engine's own arithmetic over the compiled steps' own analysis. What does not fit is
+told before anything is compiled, with what would make it fit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxgen.config import EngineConfig, KVMemory
+from jaxgen.engine.build import DEFAULT_BLOCK_SIZE, PolicyName, config_checkpoint, longest_context
+from jaxgen.engine.memory import CPU_CACHE_BYTES, blocks_per_sequence, plan_blocks
+from jaxgen.engine.model import Model, build_model
+from jaxgen.engine.pages import block_bytes
+from jaxgen.plan.estimate import Estimate, estimate
+from jaxgen.plan.program import Program, compile_programs
+from jaxgen.plan.topology import Topology
+from jaxgen.ragged.buckets import Buckets
+from jaxgen.ragged.sequence import CacheGroup
+from jaxgen_checkpoints.errors import RefusedInput
+from jaxgen_checkpoints.load import abstract
+from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
+from jaxgen_models.registry import find_policy
+from pallas_kernels.dispatch import lowering_for
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of one device.
+
+    limit: what it has; None for a CPU. usable: what the configuration lets us fill. temporary: of
+    the step that needs most. kv: of the cache as the engine would allocate it.
+    """
+
+    limit: int | None
+    usable: int | None
+    weights: int
+    temporary: int
+    kv: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One model on one machine.
+
+    replicas: copies of the model that the machine holds, each on `mesh`. shortfall: what is missing
+    and what would help; None where the model fits, and then the rest is there. kv_tokens: tokens
+    of the longest context that the cache of one replica holds.
+    """
+
+    topology: str
+    devices: int
+    mesh: dict[str, int]
+    replicas: int
+    dtype: str
+    max_model_len: int
+    memory: Memory
+    kv_bytes_per_token: int
+    shortfall: str | None = None
+    kv_blocks: tuple[int, ...] = ()
+    kv_tokens: int = 0
+    programs: tuple[Program, ...] = ()
+    estimates: tuple[Estimate, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether weights, steps and at least one sequence of KV cache have room."""
+        return self.shortfall is None
+
+
+def plan_deployment(
+    config: Mapping[str, Any],
+    topology: Topology,
+    engine_config: EngineConfig,
+    *,
+    expert_parallel_size: int = 1,
+    context: int | None = None,
+    policy: PolicyName = None,
+) -> Deployment:
+    """Plans the model of a config.json's content on a machine.
+
+    context: keys that a decode step's rows see in the estimate; half the longest sequence if None.
+    RefusedInput for what could not be served anywhere; what merely does not fit is in `shortfall`.
+    """
+    with lowering_for(topology.platform):
+        model = _abstract_model(config, topology, engine_config, expert_parallel_size, policy)
+        longest = longest_context(model, engine_config)
+        plan = _empty(model, topology, longest)
+        missing = _weights_missing(plan, engine_config)
+        if missing is not None:
+            advice = _advice(config, topology, engine_config, expert_parallel_size, policy)
+            return replace(plan, shortfall=f"{missing}. {advice}")
+        return _with_steps(plan, model, topology, engine_config, context)
+
+
+def _abstract_model(
+    config: Mapping[str, Any],
+    topology: Topology,
+    engine_config: EngineConfig,
+    expert: int,
+    policy: PolicyName,
+) -> Model:
+    checkpoint = config_checkpoint(config, policy)
+    choice = find_policy(checkpoint.config, checkpoint.source.tensors(), policy)
+    tensor = engine_config.tensor_parallel_size
+    # The compiler wants all devices of the machine: replicas are what the data axis stands for.
+    replicas = max(1, len(topology.devices) // (tensor * expert))
+    mesh = make_mesh(tensor=tensor, expert=expert, data=replicas, devices=list(topology.devices))
+    layout = MeshLayout(mesh)
+    described = choice.policy.build_container_map().describe(
+        checkpoint.source, layout, strict=choice.policy.strict
+    )
+    name = choice.policy.config.dtype if engine_config.dtype == "auto" else engine_config.dtype
+    return build_model(choice.policy, abstract(described, layout, jnp.dtype(name)), mesh)
+
+
+def _empty(model: Model, topology: Topology, longest: int) -> Deployment:
+    shape = dict(model.mesh.shape)
+    replicas = shape.pop("data")
+    limit = None if topology.chip is None else topology.chip.memory
+    return Deployment(
+        topology=topology.name,
+        devices=len(topology.devices),
+        mesh=shape,
+        replicas=replicas,
+        dtype=model.dtype.name,
+        max_model_len=longest,
+        memory=Memory(limit, None, model.bytes_per_device(), 0, 0),
+        kv_bytes_per_token=sum(block_bytes(model, DEFAULT_BLOCK_SIZE)) // DEFAULT_BLOCK_SIZE,
+    )
+
+
+def _usable(limit: int, memory: KVMemory) -> int:
+    if memory.reserve_bytes is not None:
+        return limit - memory.reserve_bytes
+    return int(limit * memory.utilization)
+
+
+def _weights_missing(plan: Deployment, engine_config: EngineConfig) -> str | None:
+    if plan.memory.limit is None:
+        return None
+    usable = _usable(plan.memory.limit, engine_config.kv_memory)
+    short = plan.memory.weights - usable
+    if short < 0:
+        return None
+    return (
+        f"the weights take {_gib(plan.memory.weights)} of a device, {_gib(usable)} of its "
+        f"{_gib(plan.memory.limit)} may be used: {_gib(short)} short"
+    )
+
+
+def _advice(
+    config: Mapping[str, Any],
+    topology: Topology,
+    engine_config: EngineConfig,
+    expert: int,
+    policy: PolicyName,
+) -> str:
+    """The smallest tensor_parallel_size on this machine whose weights leave room, if any."""
+    tensor = engine_config.tensor_parallel_size * 2
+    while tensor * expert <= len(topology.devices):
+        wider = replace(engine_config, tensor_parallel_size=tensor)
+        model = _abstract_model(config, topology, wider, expert, policy)
+        if _weights_missing(_empty(model, topology, 1), wider) is None:
+            return f"tensor_parallel_size = {tensor} would hold them"
+        tensor *= 2
+    return f"{topology.name} has too few devices for them: take a larger topology"
+
+
+def _with_steps(
+    plan: Deployment,
+    model: Model,
+    topology: Topology,
+    engine_config: EngineConfig,
+    context: int | None,
+) -> Deployment:
+    block_size = engine_config.block_size or DEFAULT_BLOCK_SIZE
+    buckets = Buckets.for_limits(
+        max_tokens=engine_config.max_num_batched_tokens,
+        max_rows=engine_config.max_num_seqs,
+        max_blocks=-(-plan.max_model_len // block_size),
+    )
+    programs = compile_programs(
+        model,
+        (("decode", buckets.decode[-1]), ("prefill", buckets.mixed[-1])),
+        block_size=block_size,
+        num_slots=engine_config.max_num_seqs,
+    )
+    memory = replace(
+        plan.memory,
+        temporary=max(program.temporary_bytes for program in programs),
+        usable=None
+        if plan.memory.limit is None
+        else _usable(plan.memory.limit, engine_config.kv_memory),
+    )
+    plan = replace(plan, memory=memory, programs=programs)
+    try:
+        blocks = _blocks(plan, model, engine_config, block_size)
+    except RefusedInput as error:
+        return replace(plan, shortfall=str(error))
+    sizes = block_bytes(model, block_size)
+    whole = [n for n, window in zip(blocks, model.policy.cache_windows, strict=True) if not window]
+    rows = engine_config.max_num_seqs
+    seen = context or max(1, plan.max_model_len // 2)
+    estimates = (
+        ()
+        if topology.chip is None
+        else tuple(
+            estimate(
+                model,
+                program,
+                topology.chip,
+                rows=rows if program.bucket.decode else 1,
+                context=seen if program.bucket.decode else program.bucket.tokens,
+            )
+            for program in programs
+        )
+    )
+    return replace(
+        plan,
+        memory=replace(memory, kv=sum(n * s for n, s in zip(blocks, sizes, strict=True))),
+        kv_blocks=blocks,
+        kv_tokens=min(whole or blocks) * block_size,
+        estimates=estimates,
+    )
+
+
+def _blocks(
+    plan: Deployment, model: Model, engine_config: EngineConfig, block_size: int
+) -> tuple[int, ...]:
+    """As the engine would count them, had it this device."""
+    memory = engine_config.kv_memory
+    if memory.num_blocks is None and memory.cache_bytes is None:
+        left = (
+            CPU_CACHE_BYTES
+            if plan.memory.usable is None
+            else plan.memory.usable - plan.memory.weights - plan.memory.temporary
+        )
+        memory = replace(memory, reserve_bytes=None, cache_bytes=max(1, left))
+    return plan_blocks(
+        memory,
+        model,
+        blocks_per_sequence(
+            tuple(CacheGroup(window) for window in model.policy.cache_windows),
+            block_size=block_size,
+            max_context=plan.max_model_len,
+            step_tokens=engine_config.max_num_batched_tokens,
+        ),
+        block_size=block_size,
+        max_sequences=engine_config.max_num_seqs,
+        temporary_bytes=lambda: plan.memory.temporary,
+    )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

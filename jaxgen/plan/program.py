@@ -1,0 +1,111 @@
+"""The compiled steps of a plan, and what their programs say of themselves."""
+
+import math
+import re
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import jax
+
+from jaxgen.engine.lowering import lower_sampling_step
+from jaxgen.engine.model import Model
+from jaxgen.ragged.buckets import Bucket
+from jaxgen.sampling import Demand
+
+_COLLECTIVE = re.compile(
+    r"= (?P<shape>.+?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
+    r"(-start)?\("
+)
+_ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*(?:e\d+m\d+\w*)?)\[(?P<shape>[\d,]*)\]")
+_BITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """All collectives of one kind in a program. bytes: of their results on one device, together."""
+
+    kind: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One compiled step.
+
+    temporary_bytes: beside its arguments, on one device. code_bytes: of the program itself, where
+    it lies in the device's memory. aliased: whether it updates the KV cache in place.
+    """
+
+    name: str
+    bucket: Bucket
+    temporary_bytes: int
+    code_bytes: int
+    aliased: bool
+    collectives: tuple[Collectives, ...]
+    compile_seconds: float
+
+
+def compile_programs(
+    model: Model, buckets: Iterable[tuple[str, Bucket]], *, block_size: int, num_slots: int
+) -> tuple[Program, ...]:
+    """Compiles a sampling step for each bucket, in parallel, on the model's own mesh.
+
+    Call it under `lowering_for(platform)`. The cache is given one page a group: what a step needs
+    beside its arguments does not depend on how many there are.
+    """
+    num_blocks = (1,) * len(model.policy.cache_windows)
+    lowered = [
+        (
+            name,
+            bucket,
+            lower_sampling_step(
+                model,
+                bucket,
+                Demand.PLAIN,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                num_slots=num_slots,
+            )[1],
+        )
+        for name, bucket in buckets
+    ]
+    with ThreadPoolExecutor() as pool:
+        return tuple(pool.map(lambda entry: _compile(*entry), lowered))
+
+
+def _compile(name: str, bucket: Bucket, lowered: jax.stages.Lowered) -> Program:
+    start = time.perf_counter()
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - start
+    memory, hlo = compiled.memory_analysis(), compiled.as_text()
+    if memory is None or hlo is None:
+        raise RuntimeError(f"XLA says nothing of the program of {bucket} for this platform")
+    return Program(
+        name,
+        bucket,
+        temporary_bytes=int(memory.temp_size_in_bytes),
+        code_bytes=int(memory.generated_code_size_in_bytes),
+        aliased=memory.alias_size_in_bytes > 0,
+        collectives=read_collectives(hlo),
+        compile_seconds=seconds,
+    )
+
+
+def read_collectives(hlo: str) -> tuple[Collectives, ...]:
+    """The collectives of an HLO module, those in loops counted once."""
+    found: dict[str, list[int]] = {}
+    for match in _COLLECTIVE.finditer(hlo):
+        arrays = [_bytes(array) for array in _ARRAY.finditer(match["shape"])]
+        # An asynchronous start's tuple holds its operand and its result; the larger is the result.
+        size = max(arrays) if "-start" in match[0] else sum(arrays)
+        found.setdefault(match["kind"], []).append(size)
+    return tuple(Collectives(kind, len(s), sum(s)) for kind, s in sorted(found.items()))
+
+
+def _bytes(array: re.Match[str]) -> int:
+    bits = _BITS.search(array["dtype"])
+    elements = math.prod(int(n) for n in array["shape"].split(",") if n)
+    return elements * (int(bits[0]) if bits else 8) // 8
