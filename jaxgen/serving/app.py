@@ -1,0 +1,182 @@
+"""The ASGI application: routes around an engine, which starts and ends with it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jaxgen.serving.context import Serving
+from jaxgen.serving.endpoint import Endpoint, get, post
+from jaxgen.serving.errors import ApiError
+from jaxgen.serving.guard import REQUEST_ID, Guard
+from jaxgen.serving.openapi import openapi_document
+from jaxgen.serving.protocol.chat import ChatAnswer, ChatRequest
+from jaxgen.serving.protocol.completion import CompletionAnswer, CompletionRequest
+from jaxgen.serving.protocol.responses import ResponsesAnswer, ResponsesRequest
+from jaxgen.serving.protocol.service import (
+    AbortRequest,
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    GenerateAnswer,
+    GenerateRequest,
+    ModelCard,
+    ModelList,
+    Success,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from jaxgen.serving.routes import native, service, tokens
+from jaxgen.serving.routes.chat import chat_completions
+from jaxgen.serving.routes.completions import completions
+from jaxgen.serving.routes.responses import responses
+from jaxgen.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from jaxgen.serving.async_engine import AsyncEngine
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    engine: "AsyncEngine",
+    settings: ServerSettings | None = None,
+    *,
+    prepare: Callable[[], None] | None = None,
+) -> Starlette:
+    """An application that owns `engine`: its lifespan starts and stops it.
+
+    prepare: called in a thread before the engine starts, to load or compile what must be; /ready
+    and /health are 503 until it has returned. `app.state.serving` is the server's state.
+    """
+    serving = Serving(engine, settings or ServerSettings())
+    endpoints = all_endpoints()
+    open_paths = [endpoint.path for endpoint in endpoints if endpoint.open]
+    app = Starlette(
+        routes=[endpoint.route for endpoint in endpoints],
+        middleware=_middleware(serving, open_paths),
+        exception_handlers={HTTPException: _routing_error},  # type: ignore[dict-item]
+        lifespan=_lifespan(serving, prepare),
+    )
+    app.state.serving = serving
+    app.state.openapi = openapi_document(
+        endpoints,
+        title="jaxgen",
+        version=version("jaxgen"),
+        secured=bool(serving.settings.api_keys),
+    )
+    return app
+
+
+def all_endpoints() -> Sequence[Endpoint]:
+    """Every route, in the order of the OpenAPI document."""
+    text, html = "text/plain", "text/html"
+    return (
+        get("/v1/models", service.models, "Names of the model", answer=ModelList),
+        get("/v1/models/{model:path}", service.model, "One name of the model", answer=ModelCard),
+        post(
+            *("/v1/completions", completions, "Go on from a prompt", CompletionRequest),
+            answer=CompletionAnswer,
+            streams=True,
+        ),
+        post(
+            *("/v1/chat/completions", chat_completions, "Answer a conversation", ChatRequest),
+            answer=ChatAnswer,
+            streams=True,
+        ),
+        post(
+            *("/v1/responses", responses, "Answer items", ResponsesRequest),
+            answer=ResponsesAnswer,
+            streams=True,
+        ),
+        post("/tokenize", tokens.tokenize, "Text to ids", TokenizeRequest, answer=TokenizeAnswer),
+        post(
+            *("/detokenize", tokens.detokenize, "Ids to text", DetokenizeRequest),
+            answer=DetokenizeAnswer,
+        ),
+        post(
+            *("/generate", native.generate, "SGLang's native request", GenerateRequest),
+            answer=GenerateAnswer,
+            streams=True,
+        ),
+        post("/abort_request", native.abort_request, "End", AbortRequest, answer=Success),
+        get(
+            *("/flush_cache", native.flush_cache, "Forget cached prefixes"),
+            answer=Success,
+            method="POST",
+        ),
+        get("/get_model_info", native.model_info, "The model, by SGLang's names"),
+        get("/health", service.health, "Whether the engine can generate", open=True),
+        get("/ready", service.ready, "Whether requests are taken", open=True),
+        get("/version", service.about, "The server's version", open=True),
+        get("/metrics", service.metrics, "For Prometheus", media=text, open=True),
+        get("/openapi.json", service.openapi, "This document", open=True),
+        get("/status.json", service.status, "The status page's numbers", open=True),
+        get("/", service.status_page, "The status page", media=html, open=True),
+    )
+
+
+def _middleware(serving: Serving, open_paths: Sequence[str]) -> list[Middleware]:
+    settings = serving.settings
+    guard = Middleware(Guard, serving=serving, open_paths=open_paths)
+    if not settings.allowed_origins:
+        return [guard]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=settings.allowed_methods,
+        allow_headers=settings.allowed_headers,
+        allow_credentials=settings.allow_credentials,
+        expose_headers=[REQUEST_ID, "Retry-After"],
+    )
+    return [cors, guard]
+
+
+async def _routing_error(request: Request, error: HTTPException) -> Response:
+    """Unknown paths and methods, in the same form as every other error."""
+    message = error.detail
+    if error.status_code == 404:
+        message = f"there is no route {request.method} {request.url.path}"
+    elif error.status_code == 405:
+        message = f"{request.url.path} does not take {request.method}"
+    headers: Mapping[str, str] = error.headers or {}
+    return ApiError(error.status_code, message, headers=dict(headers)).response()
+
+
+def _lifespan(
+    serving: Serving, prepare: Callable[[], None] | None
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        starting = asyncio.create_task(_start(serving, prepare))
+        try:
+            yield
+        finally:
+            serving.draining = True
+            await starting
+            if serving.ready:
+                await serving.engine.stop(0)
+
+    return lifespan
+
+
+async def _start(serving: Serving, prepare: Callable[[], None] | None) -> None:
+    """Until it is done the server answers, and says that it is not ready."""
+    try:
+        if prepare is not None:
+            await asyncio.to_thread(prepare)
+        await serving.engine.start()
+    except Exception as error:
+        logger.exception("the engine could not be started")
+        serving.failure = error
+    else:
+        serving.ready = True
+        logger.info("ready: serving %s", ", ".join(serving.names))

@@ -1,0 +1,86 @@
+"""Request bodies: JSON objects of a bounded depth, in Unicode that can be encoded again."""
+
+import json
+import re
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from jaxgen.serving.errors import ApiError, bad_request
+
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_body[Model: BaseModel](request: Request, model: type[Model], depth: int) -> Model:
+    """The request's body, validated. ApiError 400 or 415 says what is wrong with it."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "application/json" and not (media.endswith("+json")):
+        raise ApiError(415, f"Content-Type must be application/json, not {media!r}")
+    return validated(model, parse_object(await request.body(), depth))
+
+
+def parse_object(body: bytes, depth: int) -> dict[str, Any]:
+    """The JSON object in `body`, whose containers are nested at most `depth` deep."""
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise bad_request(f"the JSON body is nested deeper than {depth}") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise bad_request(f"the body must be a JSON object, not {type(value).__name__}")
+    if _depth_exceeds(value, depth):
+        raise bad_request(f"the JSON body is nested deeper than {depth}")
+    if _SURROGATE_ESCAPE.search(body):
+        _refuse_lone_surrogates(value)
+    return value
+
+
+def validated[Model: BaseModel](model: type[Model], value: dict[str, Any]) -> Model:
+    """`value` as `model`; the first thing wrong is told with its place."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        first = found[0]
+        place = ".".join(str(part) for part in first["loc"])
+        param = str(first["loc"][0]) if first["loc"] else None
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        said = first["msg"].removeprefix("Value error, ")
+        raise bad_request(f"{place}: {said}{more}" if place else said + more, param) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _depth_exceeds(value: object, depth: int) -> bool:
+    """Level by level, so that no nesting can exhaust the stack."""
+    level = [value]
+    for _ in range(depth):
+        level = [
+            item
+            for container in level
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _refuse_lone_surrogates(value: object) -> None:
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            try:
+                item.encode()
+            except UnicodeEncodeError:
+                raise bad_request("the body holds a lone surrogate, which is no text") from None
+        elif isinstance(item, dict):
+            pending.extend(item)
+            pending.extend(item.values())
+        elif isinstance(item, list):
+            pending.extend(item)

@@ -1,0 +1,172 @@
+"""A chat request understood: its prompt, its sampling params, and how its answer is read."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxgen.sampling import InvalidParameter
+from jaxgen.serving.context import Serving
+from jaxgen.serving.errors import bad_request
+from jaxgen.serving.generation import Work
+from jaxgen.serving.logprobs import TokenNames
+from jaxgen.serving.messages import for_template
+from jaxgen.serving.parsers import make_parser
+from jaxgen.serving.prompts import Prompt, check_room, off_loop, read_prompt
+from jaxgen.serving.protocol.chat import ChatRequest, NamedTool
+from jaxgen.serving.tools import (
+    FirstCall,
+    NamedCall,
+    RequiredCalls,
+    TextParser,
+    named_schema,
+    required_schema,
+)
+from jaxgen.text.chat_template import ChatTemplate
+
+_SETTLED_BY_REQUEST = (
+    "messages",
+    "tools",
+    "documents",
+    "name",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What the routes of conversations need to answer.
+
+    parser: makes one that reads a choice's text; None where all of it is content. opening: text
+    that the answer begins with, which is the end of the conversation (echo). forced: the client
+    named the tool to call.
+    """
+
+    body: ChatRequest
+    work: Work
+    model: str
+    created: int
+    names: TokenNames
+    parser: Callable[[], TextParser] | None
+    role: str
+    opening: str
+    forced: bool
+
+
+async def understand(serving: Serving, public_id: str, body: ChatRequest) -> Chat:
+    """Everything that can be refused is refused here."""
+    model = serving.check_model(body.model)
+    body.check_supported()
+    parser, special = _parser(serving, body)
+    settled: dict[str, Any] = {}
+    if body.logprobs:
+        settled["logprobs"] = body.top_logprobs or 0
+    settled |= _structure(body)
+    if special:
+        settled["skip_special_tokens"] = False
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    settled["max_tokens"] = asked
+    params = body.params(serving.settings.sampling_defaults, **settled)
+    prompt = await render(serving, body)
+    check_room(serving, prompt, params)
+    last = body.messages[-1]
+    role = serving.settings.response_role
+    if not body.add_generation_prompt:
+        role = str(last.get("role"))
+    echoed = body.echo and last.get("role") == role and isinstance(last.get("content"), str)
+    return Chat(
+        body=body,
+        work=Work(public_id, [prompt], params, body.priority, body.cache_salt),
+        model=model,
+        created=int(time.time()),
+        names=TokenNames(serving.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        parser=parser,
+        role=role,
+        opening=last["content"] if echoed else "",
+        forced=isinstance(body.tool_choice, NamedTool),
+    )
+
+
+async def render(serving: Serving, body: ChatRequest) -> Prompt:
+    """The conversation as the model's template writes it, as token ids."""
+    tokenizer = serving.need_tokenizer()
+    messages = for_template(body.messages)
+    variables = dict(body.chat_template_kwargs or {})
+    clash = [name for name in _SETTLED_BY_REQUEST if name in variables]
+    if clash:
+        raise InvalidParameter("chat_template_kwargs", f"must not hold {clash[0]}")
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    template = tokenizer.chat_template
+    if body.chat_template is not None:
+        if not serving.settings.trust_request_chat_template:
+            message = "is only taken by a server started with --trust-request-chat-template"
+            raise InvalidParameter("chat_template", message)
+        template = ChatTemplate(body.chat_template, tokenizer.special_tokens)
+    if template is None:
+        raise bad_request("this model has no chat template: start the server with --chat-template")
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+
+    def write() -> str:
+        return template.render(
+            messages,
+            tools=tools or None,
+            documents=body.documents,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            **variables,
+        )
+
+    text = await off_loop(write, sum(len(message["content"]) for message in messages))
+    return replace(
+        await read_prompt(
+            serving,
+            text,
+            add_special_tokens=body.add_special_tokens,
+            keep_last=body.truncate_prompt_tokens,
+        ),
+        text=None,
+    )
+
+
+def _structure(body: ChatRequest) -> dict[str, Any]:
+    """What must be written where a call is required."""
+    choice = body.choice_of_tool
+    if choice in ("none", "auto"):
+        return {}
+    if body.structured_outputs or (body.response_format or {}).get("type", "text") != "text":
+        raise InvalidParameter("tool_choice", "that requires a call excludes any other structure")
+    tools = body.tools or []
+    if isinstance(choice, NamedTool):
+        return {"structured_outputs": {"json": named_schema(tools, choice.function.name)}}
+    one = body.parallel_tool_calls is False
+    return {"structured_outputs": {"json": required_schema(tools, one=one)}}
+
+
+def _parser(serving: Serving, body: ChatRequest) -> tuple[Callable[[], TextParser] | None, bool]:
+    """How the text is read, and whether its special tokens are needed for that."""
+    settings, choice = serving.settings, body.choice_of_tool
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        return (lambda: NamedCall(name)), False
+    if choice == "required":
+        return RequiredCalls, False
+    tools = None
+    if choice == "auto":
+        if not settings.enable_auto_tool_choice:
+            raise InvalidParameter(
+                "tool_choice",
+                '"auto" needs a server started with --enable-auto-tool-choice and '
+                "--tool-call-parser",
+            )
+        tools = settings.tool_call_parser
+    reasoning = settings.reasoning_parser
+    if tools is None and reasoning is None:
+        return None, False
+    special = make_parser(tools=tools, reasoning=reasoning).needs_special_tokens
+    if tools is not None and body.parallel_tool_calls is False:
+        return (lambda: FirstCall(make_parser(tools=tools, reasoning=reasoning))), special
+    return (lambda: make_parser(tools=tools, reasoning=reasoning)), special

@@ -1,0 +1,162 @@
+"""One HTTP request's prompts on the engine: their deltas as one stream, or all of it at the end."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import cast
+
+from jaxgen.engine.outputs import FinishReason, TokenLogprob
+from jaxgen.sampling import SamplingParams
+from jaxgen.serving.context import Serving
+from jaxgen.serving.deltas import CompletionDelta, RequestDelta
+from jaxgen.serving.errors import ApiError, bad_request, unavailable
+from jaxgen.serving.prompts import Prompt
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one HTTP request asks of the engine: the prompts, each with the same params."""
+
+    public_id: str
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(slots=True)
+class Grown:
+    """A continuation that has ended."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class Answered:
+    """One prompt and all its continuations."""
+
+    cached_tokens: int
+    prompt_logprobs: list[TokenLogprob | None] | None
+    completions: list[Grown]
+
+    @property
+    def generated(self) -> int:
+        """Tokens of all continuations."""
+        return sum(len(grown.token_ids) for grown in self.completions)
+
+
+async def deltas(serving: Serving, work: Work) -> AsyncGenerator[tuple[int, RequestDelta]]:
+    """The prompt's index and what it grew by, as it comes. Leaving aborts what is not finished.
+
+    ApiError, or what the engine refuses with, before the first delta; ApiError when it fails.
+    """
+    choices = len(work.prompts) * work.params.n
+    most = serving.settings.max_choices
+    if choices > most:
+        raise bad_request(f"{choices} continuations are asked for at once, at most {most} may", "n")
+    ids = [f"{work.public_id}#{next(_numbers)}" for _ in work.prompts]
+    with serving.admitted(work.public_id, ids, choices):
+        one = len(ids) == 1
+        stream = _one(serving, work, 0, ids[0]) if one else _several(serving, work, ids)
+        async with aclosing(stream):
+            async for item in stream:
+                yield item
+
+
+async def collect(serving: Serving, work: Work) -> list[Answered]:
+    """Everything that is generated, a result for each prompt."""
+    results = [Answered(0, None, [Grown() for _ in range(work.params.n)]) for _ in work.prompts]
+    async with aclosing(deltas(serving, work)) as stream:
+        async for place, delta in stream:
+            grow(results[place], delta)
+    return results
+
+
+async def _one(
+    serving: Serving, work: Work, place: int, engine_id: str
+) -> AsyncGenerator[tuple[int, RequestDelta]]:
+    observe, before = serving.metrics.between_tokens, 0.0
+    stream = serving.engine.generate(
+        engine_id,
+        work.prompts[place].ids,
+        work.params,
+        priority=work.priority,
+        cache_salt=work.cache_salt,
+    )
+    async with aclosing(cast("AsyncGenerator[RequestDelta]", stream)):
+        async for delta in stream:
+            now = time.monotonic()
+            if before:
+                observe(now - before)
+            before = now
+            for completion in delta.completions:
+                if completion.finish_reason is not None:
+                    _check_end(serving, completion)
+            yield place, delta
+
+
+async def _several(
+    serving: Serving, work: Work, ids: Sequence[str]
+) -> AsyncGenerator[tuple[int, RequestDelta]]:
+    """The streams of several prompts, mixed as they come; the first that fails fails all."""
+    queue: asyncio.Queue[tuple[int, RequestDelta] | Exception | None] = asyncio.Queue(len(ids))
+
+    async def pump(place: int, engine_id: str) -> None:
+        try:
+            async with aclosing(_one(serving, work, place, engine_id)) as stream:
+                async for item in stream:
+                    await queue.put(item)
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    pumps = [asyncio.create_task(pump(place, name)) for place, name in enumerate(ids)]
+    try:
+        running = len(pumps)
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+def _check_end(serving: Serving, completion: CompletionDelta) -> None:
+    """ApiError for a continuation that did not end by itself."""
+    if completion.finish_reason is FinishReason.ERROR:
+        raise ApiError(500, f"generation failed: {completion.error}")
+    if completion.finish_reason is FinishReason.ABORT:
+        why = "the server is stopping" if serving.draining else "the request was aborted"
+        raise unavailable(why, serving.settings.retry_after_seconds)
+
+
+def grow(result: Answered, delta: RequestDelta) -> None:
+    """Adds what came to what is there."""
+    if delta.prompt_token_ids:
+        result.cached_tokens = delta.cached_tokens
+        result.prompt_logprobs = delta.prompt_logprobs
+    for completion in delta.completions:
+        grown = result.completions[completion.index]
+        grown.text += completion.text
+        grown.token_ids += completion.token_ids
+        if completion.logprobs is not None:
+            grown.logprobs = (grown.logprobs or []) + completion.logprobs
+        if completion.finish_reason is not None:
+            grown.finish_reason = str(completion.finish_reason)
+            grown.stop_reason = completion.stop_reason

@@ -1,0 +1,85 @@
+"""From what a client sends to token ids that fit the context, without blocking the event loop."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxgen.sampling import SamplingParams
+from jaxgen.serving.context import Serving
+from jaxgen.serving.errors import bad_request
+
+SHORT_TEXT = 2000
+"""Characters that are tokenised at once; a longer text goes to a thread, others go on meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the text that they came from (None where the client sent ids)."""
+
+    ids: list[int]
+    text: str | None
+
+
+async def read_prompt(
+    serving: Serving,
+    given: str | Sequence[int],
+    *,
+    add_special_tokens: bool = True,
+    keep_last: int | None = None,
+) -> Prompt:
+    """The prompt, cut to its last `keep_last` tokens (-1: the context). ApiError if it is empty."""
+    if isinstance(given, str):
+        tokenizer = serving.need_tokenizer()
+        _check_characters(serving, given)
+
+        def encode() -> list[int]:
+            return tokenizer.encode(given, add_special_tokens=add_special_tokens)
+
+        ids = await off_loop(encode, len(given))
+        prompt = Prompt(ids, given)
+    else:
+        prompt = Prompt(list(given), None)
+    if keep_last is not None:
+        most = serving.engine.max_context - 1 if keep_last == -1 else keep_last
+        if most < 1:
+            raise bad_request("truncate_prompt_tokens must be -1 or positive", "prompt")
+        prompt = Prompt(prompt.ids[-most:], prompt.text)
+    if not prompt.ids:
+        raise bad_request("the prompt is empty: it has no tokens at all", "prompt")
+    return prompt
+
+
+async def off_loop[T](function: Callable[[], T], characters: int) -> T:
+    """What `function` gives, called in a thread if there is much for it to read."""
+    if characters <= SHORT_TEXT:
+        return function()
+    return await asyncio.to_thread(function)
+
+
+def check_room(serving: Serving, prompt: Prompt, params: SamplingParams) -> None:
+    """ApiError 400, with the numbers, for what is longer than the context."""
+    most, length = serving.engine.max_context, len(prompt.ids)
+    if length >= most:
+        raise bad_request(
+            f"This model's maximum context length is {most} tokens, and the prompt alone has "
+            f"{length}: shorten the prompt.",
+            "prompt",
+        )
+    if params.max_tokens is not None and length + params.max_tokens > most:
+        raise bad_request(
+            f"This model's maximum context length is {most} tokens. The prompt has {length} and "
+            f"max_tokens is {params.max_tokens}, {length + params.max_tokens} together: lower "
+            f"max_tokens to {most - length}, or shorten the prompt.",
+            "max_tokens",
+        )
+
+
+def _check_characters(serving: Serving, text: str) -> None:
+    """Refuses, before a tokenizer reads it, what cannot be short enough in any vocabulary."""
+    most = serving.engine.max_context
+    if len(text) > most * serving.longest_token:
+        raise bad_request(
+            f"This model's maximum context length is {most} tokens; a prompt of {len(text)} "
+            "characters cannot be that short: shorten it.",
+            "prompt",
+        )

@@ -1,0 +1,1 @@
+"""What goes over the wire: request bodies as they are accepted, answers as they are documented."""
