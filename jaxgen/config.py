@@ -66,6 +66,8 @@ class EngineConfig:
     max_num_seqs: sequences in one step.
     max_num_batched_tokens: tokens in one step, at least max_num_seqs.
     max_tracked_sequences: sequences that hold state between steps, at least max_num_seqs.
+    max_num_queued_reqs: requests that may wait for a place in a step; None for any number.
+    enable_prefix_caching: requests that begin alike share the KV blocks of their beginning.
     """
 
     dtype: str = "auto"
@@ -77,6 +79,8 @@ class EngineConfig:
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     max_tracked_sequences: int = DEFAULT_MAX_TRACKED_SEQUENCES
+    max_num_queued_reqs: int | None = None
+    enable_prefix_caching: bool = True
     kv_memory: KVMemory = field(default_factory=KVMemory)
 
     def __post_init__(self) -> None:
@@ -84,13 +88,14 @@ class EngineConfig:
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
         for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("block_size", "max_model_len"):
+        for name in ("block_size", "max_model_len", "max_num_queued_reqs"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         _at_least("max_tracked_sequences", self.max_tracked_sequences, 1)
         _at_least("seed", self.seed, 0)
-        if not isinstance(self.enforce_eager, bool):
-            raise ConfigError(f"enforce_eager must be true or false, got {self.enforce_eager!r}.")
+        for name in ("enforce_eager", "enable_prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}.")
         if self.enforce_eager and self.tensor_parallel_size > 1:
             raise ConfigError(
                 "enforce_eager runs op by op on one device, but tensor_parallel_size is "

@@ -33,6 +33,8 @@ FIELDS = {
     "max_num_batched_tokens": "max_num_batched_tokens",
     "max_ragged_batch_size": "max_num_batched_tokens",
     "max_tracked_sequences": "max_tracked_sequences",
+    "max_num_queued_reqs": "max_num_queued_reqs",
+    "enable_prefix_caching": "enable_prefix_caching",
     "gpu_memory_utilization": "kv_memory.utilization",
     "num_gpu_blocks_override": "kv_memory.num_blocks",
     "kv_cache_memory_bytes": "kv_memory.cache_bytes",

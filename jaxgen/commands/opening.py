@@ -30,6 +30,7 @@ _ENGINE_OPTIONS = (
     "seed",
     "gpu_memory_utilization",
     "enforce_eager",
+    "enable_prefix_caching",
 )
 
 

@@ -10,10 +10,12 @@ import jax
 
 from jaxgen.config import EngineConfig
 from jaxgen.engine.engine import InferenceEngine
+from jaxgen.engine.length_class import length_class
 from jaxgen.engine.memory import blocks_per_sequence, plan_blocks
 from jaxgen.engine.model import Model, build_model
 from jaxgen.engine.runner import StepRunner
 from jaxgen.ragged.buckets import Buckets
+from jaxgen.ragged.prefix_cache import PrefixCache
 from jaxgen.ragged.sequence import CacheGroup
 from jaxgen.ragged.state import StateManager
 from jaxgen_checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -156,6 +158,9 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
         max_context=max_context,
         max_tracked=config.max_tracked_sequences,
         num_slots=config.max_num_seqs,
+        prefix_cache=PrefixCache(groups, block_size, length_class=length_class(model.policy))
+        if config.enable_prefix_caching
+        else None,
     )
     return InferenceEngine(
         model,

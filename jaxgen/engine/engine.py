@@ -52,6 +52,7 @@ class InferenceEngine:
             config.max_num_batched_tokens,
             config.max_num_seqs,
             recompute_at=model.config.recompute_at,
+            max_waiting=config.max_num_queued_reqs,
         )
         self._replay = Replay(model.config.recompute_at)
 
@@ -153,7 +154,12 @@ class InferenceEngine:
         """Flushes every sequence and begins with an empty cache, as after a step that died."""
         for uid in list(self.state.uids):
             self.flush(uid)
+        self.reset_prefix_cache()
         self.runner.reset()
+
+    def reset_prefix_cache(self) -> None:
+        """No request begins with what was computed before; those that run are not disturbed."""
+        self.state.reset_prefix_cache()
 
     @property
     def free_blocks(self) -> list[int]:

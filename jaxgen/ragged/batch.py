@@ -7,12 +7,13 @@ not own hold an id just past the pool, so that nothing can map to a live block.
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxgen.ragged.buckets import Bucket
+from jaxgen.ragged.rows import StepRows
 from jaxgen.ragged.sequence import Sequence
 from jaxgen.ragged.state import StateManager
 from pallas_kernels.pages import RaggedRows
@@ -29,8 +30,7 @@ type Int32 = Any
 """An int32 array: numpy's outside jit, a tracer inside."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchItem:
+class BatchItem(NamedTuple):
     """One row of a step: a sequence whose tokens are reserved, those token ids, and its end.
 
     tokens: as many as the sequence has in flight; LAST_SAMPLED for one that the host does not know.
@@ -72,21 +72,34 @@ def packed_size(bucket: Bucket, groups: int) -> int:
 def pack(
     bucket: Bucket, items: Items[BatchItem], state: StateManager, *, row_alignment: int = 1
 ) -> np.ndarray:
+    """As `pack_rows`, for rows that are given one by one."""
+    rows = StepRows(
+        indices=[item.sequence.index for item in items],
+        counts=[len(item.tokens) for item in items],
+        token_ids=list(chain.from_iterable(item.tokens for item in items)),
+        emit=[item.emit for item in items],
+    )
+    return pack_rows(bucket, rows, state, row_alignment=row_alignment)
+
+
+def pack_rows(
+    bucket: Bucket, rows: StepRows, state: StateManager, *, row_alignment: int = 1
+) -> np.ndarray:
     """int32 [packed_size] of a batch whose tokens are reserved in `state` and not yet committed.
 
     row_alignment: row spans begin at multiples of it. ValueError if the batch does not fit the
     bucket, or a row's tokens are not those in flight.
     """
-    rows = len(items)
-    counts = np.fromiter((len(item.tokens) for item in items), np.int32, rows)
+    live, arrays = len(rows.indices), state.arrays
+    indices = np.asarray(rows.indices, np.intp)
+    counts = np.asarray(rows.counts, np.int32)
     spans = -(-counts // row_alignment) * row_alignment
-    _check_fit(bucket, items, counts, int(spans.sum()))
+    _check_fit(bucket, indices, counts, int(spans.sum()), state)
     starts = np.cumsum(spans, dtype=np.int32) - spans
 
     packed = np.zeros(packed_size(bucket, len(state.groups)), np.int32)
     parts = _split(packed, bucket, len(state.groups))
-    flat = chain.from_iterable(item.tokens for item in items)
-    token_ids = np.fromiter(flat, np.int32, int(counts.sum()))
+    token_ids = np.asarray(rows.token_ids, np.int32)
     if row_alignment == 1:
         parts["token_ids"][: token_ids.size] = token_ids
     else:
@@ -94,22 +107,20 @@ def pack(
         parts["token_ids"][np.arange(token_ids.size) + np.repeat(shift, counts)] = token_ids
 
     # Padding rows begin behind the last token, so that starts never decrease.
-    parts["starts"][rows:] = bucket.tokens
-    parts["starts"][:rows] = starts
-    parts["query_lengths"][:rows] = counts
-    sequences = [item.sequence for item in items]
-    parts["kv_lengths"][:rows] = [sequence.length for sequence in sequences]
-    parts["anchors"][:rows] = [sequence.anchor for sequence in sequences]
-    parts["slots"][rows:] = state.num_slots
-    parts["slots"][:rows] = [sequence.slot for sequence in sequences]
-    parts["emit"][:rows] = [item.emit for item in items]
-    parts["last_index"][:rows] = starts + counts - 1
-    parts["num_rows"][:] = rows
-    indices = [sequence.index for sequence in sequences]
+    parts["starts"][live:] = bucket.tokens
+    parts["starts"][:live] = starts
+    parts["query_lengths"][:live] = counts
+    parts["kv_lengths"][:live] = arrays.seen[indices] + arrays.in_flight[indices]
+    parts["anchors"][:live] = arrays.anchors[indices]
+    parts["slots"][live:] = state.num_slots
+    parts["slots"][:live] = arrays.slots[indices]
+    parts["emit"][:live] = rows.emit
+    parts["last_index"][:live] = starts + counts - 1
+    parts["num_rows"][:] = live
     for group, table in enumerate(state.tables):
         target = parts[f"block_table{group}"].reshape(bucket.rows, bucket.blocks)
-        target[rows:] = state.num_blocks[group]
-        target[:rows] = table[indices, : bucket.blocks]
+        target[live:] = state.num_blocks[group]
+        target[:live] = table[indices, : bucket.blocks]
     return packed
 
 
@@ -155,17 +166,21 @@ def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _check_fit(bucket: Bucket, items: Items[BatchItem], counts: np.ndarray, tokens: int) -> None:
-    if len(items) > bucket.rows or tokens > bucket.tokens:
-        raise ValueError(f"{len(items)} rows with {tokens} tokens do not fit {bucket}.")
+def _check_fit(
+    bucket: Bucket, indices: np.ndarray, counts: np.ndarray, tokens: int, state: StateManager
+) -> None:
+    if indices.size > bucket.rows or tokens > bucket.tokens:
+        raise ValueError(f"{indices.size} rows with {tokens} tokens do not fit {bucket}.")
     if bucket.decode and (counts != 1).any():
         raise ValueError(f"A decode bucket takes rows of one token, got {counts.tolist()}.")
-    for item in items:
-        sequence = item.sequence
-        if len(item.tokens) != sequence.in_flight or not sequence.in_flight:
-            raise ValueError(
-                f"{sequence} has {sequence.in_flight} tokens in flight, the batch brings "
-                f"{len(item.tokens)}: reserve them before packing, commit after."
-            )
-        if sequence.end_block > bucket.blocks:
-            raise ValueError(f"{sequence} has {sequence.end_block} blocks, too many for {bucket}.")
+    in_flight = state.arrays.in_flight[indices]
+    wrong = np.flatnonzero((counts != in_flight) | (in_flight == 0))
+    if wrong.size:
+        row = wrong[0]
+        raise ValueError(
+            f"Row {row} has {in_flight[row]} tokens in flight, the batch brings {counts[row]}: "
+            "reserve them before packing, commit after."
+        )
+    widest = int(state.arrays.end_blocks[indices].max(initial=0))
+    if widest > bucket.blocks:
+        raise ValueError(f"A row has {widest} blocks, too many for {bucket}.")

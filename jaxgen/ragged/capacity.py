@@ -4,19 +4,51 @@ Blocks behind a window go at commit, so that a step needs the same number of new
 group; what differs between groups is how many a sequence holds at once.
 """
 
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from jaxgen.ragged.prefix_cache import BlockName, Hit
 from jaxgen.ragged.sequence import CacheGroup, Sequence
 from jaxgen.ragged.state import StateManager
+
+
+class Release:
+    """Sequences that are to be flushed together, and the blocks that come free by that.
+
+    blocks: of each cache group; a block that some of them share counts once, if they alone have it.
+    """
+
+    __slots__ = ("_counts", "_state", "blocks")
+
+    def __init__(self, state: StateManager) -> None:
+        """No sequence."""
+        self._state = state
+        self._counts: list[np.ndarray] | None = None
+        self.blocks = [0] * len(state.groups)
+
+    def add(self, uid: int) -> None:
+        """One more tracked sequence."""
+        if self._counts is None:
+            self._counts = [allocator.counts.copy() for allocator in self._state.allocators]
+        sequence = self._state[uid]
+        for group, first in enumerate(sequence.first_blocks):
+            ids = self._state.tables[group][sequence.index, first : sequence.end_block]
+            counts = self._counts[group]
+            counts[ids] -= 1
+            self.blocks[group] += int((counts[ids] == 0).sum())
 
 
 class Capacity:
     """Answers about one StateManager, true until it next changes. An unknown uid has no tokens."""
 
-    __slots__ = ("_nothing", "_state")
+    __slots__ = ("_no_hit", "_nothing", "_state")
 
     def __init__(self, state: StateManager) -> None:
         """Looks at `state`, always as it is at the time of the question."""
         self._state = state
-        self._nothing = Sequence(-1, state.max_tracked, state.num_slots, len(state.groups))
+        self._nothing = Sequence(-1, state.max_tracked, state.arrays)
+        self._no_hit = Hit(0, (0,) * len(state.groups), (0,) * len(state.groups))
 
     @property
     def free_blocks(self) -> tuple[int, ...]:
@@ -43,6 +75,11 @@ class Capacity:
         """Tokens of the longest sequence."""
         return self._state.max_context
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._state.block_size
+
     def tracked(self, uid: int) -> bool:
         """Whether the uid holds state."""
         return uid in self._state
@@ -66,18 +103,23 @@ class Capacity:
         room = (sequence.end_block + blocks) * self._state.block_size - sequence.length
         return max(0, min(tokens, room, self._state.max_context - sequence.length))
 
-    def blocks_held(self, uid: int) -> tuple[int, ...]:
-        """Blocks that flushing the sequence would free, in each cache group."""
-        sequence, state = self._find(uid), self._state
-        if sequence is self._nothing:
-            return (0,) * len(state.groups)
-        held = []
-        for allocator, table, first in zip(
-            state.allocators, state.tables, sequence.first_blocks, strict=True
-        ):
-            ids = table[sequence.index, first : sequence.end_block]
-            held.append(int((allocator.counts[ids] == 1).sum()))
-        return tuple(held)
+    def release(self) -> Release:
+        """Adds up the blocks that flushing some sequences would free."""
+        return Release(self._state)
+
+    def hit(self, names: Items[BlockName]) -> Hit:
+        """What a sequence whose first blocks have these names need not compute."""
+        state = self._state
+        found = 0 if state.prefix_cache is None else state.prefix_cache.find(names)
+        if not found:
+            return self._no_hit
+        assert state.prefix_cache is not None
+        owned = [ids for _, ids in state.prefix_cache.owned(names[:found])]
+        unowned = [
+            int((allocator.counts[ids] == 0).sum())
+            for allocator, ids in zip(state.allocators, owned, strict=True)
+        ]
+        return Hit(found * state.block_size, tuple(map(len, owned)), tuple(unowned))
 
     def blocks_to_finish(self, uid: int, tokens: int, step_tokens: int) -> tuple[int, ...]:
         """The most new blocks held at once, per group, while `tokens` more are computed.
@@ -90,6 +132,18 @@ class Capacity:
         return tuple(
             max(0, min(needed, peak - (sequence.end_block - first)))
             for peak, first in zip(peaks, sequence.first_blocks, strict=True)
+        )
+
+    def blocks_to_begin(self, tokens: int, hit: Hit, step_tokens: int) -> tuple[int, ...]:
+        """The most free blocks, per group, that a new sequence of `tokens` takes at once.
+
+        hit: what it begins with, blocks that nobody owns now included.
+        """
+        needed = -(-(tokens - hit.tokens) // self._state.block_size)
+        peaks = self.peak_blocks(tokens, step_tokens)
+        return tuple(
+            max(0, min(needed, peak - held)) + taken
+            for peak, held, taken in zip(peaks, hit.held, hit.taken, strict=True)
         )
 
     def peak_blocks(self, length: int, step_tokens: int) -> tuple[int, ...]:

@@ -1,9 +1,12 @@
-"""One tracked sequence: how much of it is in the cache, and which blocks it owns.
+"""The tracked sequences: how much of each is in the cache, and which blocks it owns.
 
-Only its StateManager changes it.
+Their numbers lie in arrays, one row a sequence, so that a step changes many rows at once. Only
+their StateManager changes them.
 """
 
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +34,83 @@ class CacheGroup:
         return max(0, seen - self.window + 1) // block_size
 
 
-class Sequence:
-    """What is known of one uid. Token positions [0, seen) are in the cache.
+class SequenceArrays:
+    """One row a sequence, int32; one row more, which stays empty, stands for an unknown uid.
 
-    index: its row in the state manager's block tables.
-    slot: its row in the sampler's state; the number of slots for a sequence that never samples.
-    in_flight: tokens that the step now being prepared adds.
-    anchor: length of its prompt, which rotary frequencies that depend on a length are made for.
-    end_block: blocks [first_blocks[g], end_block) of the sequence are owned, in each cache group g.
+    seen: tokens in the cache. in_flight: tokens that the step now being prepared adds.
+    anchors: length of the prompt, which rotary frequencies that depend on a length are made for.
+    slots: the row in the sampler's state; the number of slots for a sequence that never samples.
+    end_blocks, first_blocks [groups, rows]: blocks [first_blocks[g], end_blocks) of the sequence
+        are owned, in each cache group g.
     """
 
-    __slots__ = ("anchor", "end_block", "first_blocks", "in_flight", "index", "seen", "slot", "uid")
+    __slots__ = ("anchors", "end_blocks", "first_blocks", "in_flight", "seen", "slots")
 
-    def __init__(self, uid: int, index: int, slot: int, num_groups: int) -> None:
-        """A sequence with nothing in the cache."""
+    def __init__(self, max_tracked: int, num_slots: int, num_groups: int) -> None:
+        """Nothing is in the cache."""
+        self.seen = np.zeros(max_tracked + 1, np.int32)
+        self.in_flight = np.zeros(max_tracked + 1, np.int32)
+        self.anchors = np.zeros(max_tracked + 1, np.int32)
+        self.slots = np.full(max_tracked + 1, num_slots, np.int32)
+        self.end_blocks = np.zeros(max_tracked + 1, np.int32)
+        self.first_blocks = np.zeros((num_groups, max_tracked + 1), np.int32)
+
+    def begin(self, index: int, slot: int, anchor: int) -> None:
+        """The row belongs to a new sequence, with nothing in the cache."""
+        self.seen[index] = self.in_flight[index] = self.end_blocks[index] = 0
+        self.first_blocks[:, index] = 0
+        self.slots[index] = slot
+        self.anchors[index] = anchor
+
+
+class Sequence:
+    """One uid and its row of the arrays; its numbers mean nothing once it is flushed.
+
+    index: its row, also in the state manager's block tables.
+    """
+
+    __slots__ = ("_arrays", "index", "uid")
+
+    def __init__(self, uid: int, index: int, arrays: SequenceArrays) -> None:
         self.uid = uid
         self.index = index
-        self.slot = slot
-        self.seen = 0
-        self.in_flight = 0
-        self.anchor = 0
-        self.end_block = 0
-        self.first_blocks = [0] * num_groups
+        self._arrays = arrays
 
     def __repr__(self) -> str:
         """Uid and token counts, for error messages and debuggers."""
         return f"Sequence(uid={self.uid}, seen={self.seen}, in_flight={self.in_flight})"
 
     @property
+    def seen(self) -> int:
+        """Tokens in the cache: positions [0, seen)."""
+        return int(self._arrays.seen[self.index])
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens that the step now being prepared adds."""
+        return int(self._arrays.in_flight[self.index])
+
+    @property
     def length(self) -> int:
         """Tokens after the step now being prepared."""
         return self.seen + self.in_flight
+
+    @property
+    def anchor(self) -> int:
+        """Length of its prompt."""
+        return int(self._arrays.anchors[self.index])
+
+    @property
+    def slot(self) -> int:
+        """Its row in the sampler's state."""
+        return int(self._arrays.slots[self.index])
+
+    @property
+    def end_block(self) -> int:
+        """One past the last block that it owns."""
+        return int(self._arrays.end_blocks[self.index])
+
+    @property
+    def first_blocks(self) -> list[int]:
+        """The first block that it owns, in each cache group."""
+        return self._arrays.first_blocks[:, self.index].tolist()

@@ -1,7 +1,8 @@
 """The one owner of host state: uid -> sequence -> blocks per cache group.
 
 A step is a transaction: reserve each sequence's tokens, pack and dispatch, then commit; rollback
-if it was not dispatched. What a device still reads may be freed at once, since steps run in order.
+if it was not dispatched. What a device still reads may be freed or shared at once, since steps run
+in order.
 """
 
 from collections.abc import Iterable, Sequence as Items
@@ -10,7 +11,9 @@ from heapq import heappop, heappush
 import numpy as np
 
 from jaxgen.ragged.allocator import BlockAllocator, OutOfBlocks
-from jaxgen.ragged.sequence import CacheGroup, Sequence
+from jaxgen.ragged.invariants import check_state
+from jaxgen.ragged.prefix_cache import BlockName, PrefixCache
+from jaxgen.ragged.sequence import CacheGroup, Sequence, SequenceArrays
 
 
 class TooManySequences(RuntimeError):
@@ -25,9 +28,9 @@ class StateManager:
     """Sequences, their blocks in every cache group, and their slots in the sampler's state.
 
     Attributes (read only): groups, num_blocks (per group), block_size (tokens), max_context (tokens
-    of one sequence), max_blocks (width of a block table), max_tracked, num_slots, and
-    tables: per group int32 [max_tracked, max_blocks], row Sequence.index, column block of the
-    sequence; entries that are not owned hold num_blocks[group], an id just past the pool.
+    of one sequence), max_blocks (width of a block table), max_tracked, num_slots, prefix_cache,
+    arrays, and tables: per group int32 [max_tracked, max_blocks], row Sequence.index, column block
+    of the sequence; entries that are not owned hold num_blocks[group], an id just past the pool.
     """
 
     def __init__(
@@ -39,9 +42,11 @@ class StateManager:
         max_context: int,
         max_tracked: int,
         num_slots: int | None = None,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
         """Nothing is tracked. num_slots: sequences that can sample; None for all the tracked.
 
+        prefix_cache: an empty one for these groups; None for sequences that share nothing.
         ValueError for no group, unequal numbers of groups and sizes, or a size below 1.
         """
         if not groups or len(groups) != len(num_blocks):
@@ -50,10 +55,10 @@ class StateManager:
                 f"{len(groups)} groups and {len(num_blocks)} numbers."
             )
         num_slots = max_tracked if num_slots is None else num_slots
-        if min(block_size, max_context, max_tracked, num_slots) < 1:
+        sizes = (block_size, max_context, max_tracked, num_slots)
+        if min(sizes) < 1:
             raise ValueError(
-                "block_size, max_context, max_tracked and num_slots must be at least 1, got "
-                f"{block_size}, {max_context}, {max_tracked} and {num_slots}."
+                f"block_size, max_context, max_tracked, num_slots must be at least 1, got {sizes}."
             )
         self.groups = tuple(groups)
         self.block_size = block_size
@@ -64,6 +69,10 @@ class StateManager:
         self.tables = tuple(
             np.full((max_tracked, self.max_blocks), count, dtype=np.int32) for count in num_blocks
         )
+        self.prefix_cache = prefix_cache
+        self.arrays = SequenceArrays(max_tracked, num_slots, len(groups))
+        self._windows = [(g, c.window) for g, c in enumerate(groups) if c.window is not None]
+        self._publishing: set[int] = set()
         self._sequences: dict[int, Sequence] = {}
         self._free_indices = list(range(max_tracked))
         self._free_slots = list(range(num_slots))
@@ -133,10 +142,25 @@ class StateManager:
                 "max_num_seqs."
             )
         slot = heappop(self._free_slots) if sampled else self.num_slots
-        sequence = Sequence(uid, heappop(self._free_indices), slot, len(self.groups))
-        sequence.anchor = anchor
+        sequence = Sequence(uid, heappop(self._free_indices), self.arrays)
+        self.arrays.begin(sequence.index, slot, anchor)
         self._sequences[uid] = sequence
+        self._publishing.add(uid)
         return sequence
+
+    def adopt(self, uid: int, names: Items[BlockName]) -> None:
+        """An empty sequence begins with the blocks of these names, which the cache must have.
+
+        Do so before anything is reserved: that could reclaim them.
+        """
+        assert self.prefix_cache is not None
+        index, end = self._sequences[uid].index, len(names)
+        for group, (first, ids) in enumerate(self.prefix_cache.owned(names)):
+            self.allocators[group].share(ids)
+            self.tables[group][index, first:end] = ids
+            self.arrays.first_blocks[group, index] = first
+        self.arrays.end_blocks[index] = end
+        self.arrays.seen[index] = end * self.block_size
 
     def reserve(self, uid: int, tokens: int) -> Sequence:
         """Puts tokens in flight, with blocks for them in every group, or changes nothing.
@@ -146,50 +170,94 @@ class StateManager:
         sequence = self._sequences[uid]
         if tokens < 1:
             raise ValueError(f"A step adds at least 1 token to a sequence, got {tokens}.")
-        length = sequence.length + tokens
-        if length > self.max_context:
+        if sequence.length + tokens > self.max_context:
             raise ContextOverflow(
-                f"Sequence {uid} has {sequence.length} tokens; {tokens} more exceed the context of "
-                f"{self.max_context}."
+                f"{sequence}: {tokens} more tokens exceed the context of {self.max_context}."
             )
-        end = -(-length // self.block_size)
-        added = end - sequence.end_block
-        if added > 0:
-            self._extend(sequence, end, added)
-        sequence.in_flight += tokens
-        if not sequence.anchor:
-            sequence.anchor = tokens
+        self.reserve_rows(np.array([sequence.index]), np.array([tokens], np.int32))
         return sequence
 
-    def _extend(self, sequence: Sequence, end: int, added: int) -> None:
+    def reserve_rows(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """As `reserve`, for many sequences by their index: tokens [rows], each at least 1.
+
+        The context is not checked. OutOfBlocks, and nothing changes, if all together do not fit.
+        """
+        arrays = self.arrays
+        lengths = arrays.seen[rows] + arrays.in_flight[rows] + tokens
+        ends = -(-lengths // self.block_size)
+        begins = arrays.end_blocks[rows]
+        added = ends - begins
+        total = int(added.sum())
+        if total:
+            self._extend(rows, begins, added, total)
+            arrays.end_blocks[rows] = ends
+        arrays.in_flight[rows] += tokens
+        anchors = arrays.anchors[rows]
+        arrays.anchors[rows] = np.where(anchors == 0, tokens, anchors)
+
+    def _extend(self, rows: np.ndarray, begins: np.ndarray, added: np.ndarray, total: int) -> None:
         for group, free in enumerate(self.free_blocks):
-            if added > free:
+            if total > free:
                 raise OutOfBlocks(
-                    f"Sequence {sequence.uid} needs {added} more blocks, {free} of "
-                    f"{self.num_blocks[group]} are free in cache group {group}: flush sequences, "
-                    "or give the KV cache more memory."
+                    f"{total} more blocks are needed, {free} of {self.num_blocks[group]} are free "
+                    f"in cache group {group}: flush sequences, or give the KV cache more memory."
                 )
-        for allocator, table in zip(self.allocators, self.tables, strict=True):
-            table[sequence.index, sequence.end_block : end] = allocator.allocate(added)
-        sequence.end_block = end
+        owners = np.repeat(rows, added)
+        columns = np.arange(total) - np.repeat(np.cumsum(added) - added - begins, added)
+        for group, allocator in enumerate(self.allocators):
+            ids = allocator.allocate(total)
+            self.tables[group][owners, columns] = ids
+            if self.prefix_cache is not None:
+                self.prefix_cache.forget(group, ids.tolist())
+
+    def publish(self, uid: int, names: Items[BlockName], begin: int) -> None:
+        """Whoever begins alike may share blocks [begin, len(names)) of the sequence.
+
+        The steps that fill them must be dispatched. What it dropped behind a window stays dropped;
+        what another published first stays its own. Nothing happens without a prefix cache, or if
+        that was reset since the sequence was begun.
+        """
+        if self.prefix_cache is None or uid not in self._publishing:
+            return
+        sequence = self._sequences[uid]
+        assert len(names) <= sequence.end_block
+        for group, first in enumerate(sequence.first_blocks):
+            start = max(begin, first)
+            ids = self.tables[group][sequence.index, start : len(names)].tolist()
+            new = self.prefix_cache.add(group, names[start:], ids)
+            self.allocators[group].keep(new)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets what any block holds; sequences that are tracked now publish nothing any more."""
+        if self.prefix_cache is None:
+            return
+        self.prefix_cache.clear()
+        self._publishing.clear()
+        for allocator in self.allocators:
+            allocator.forget_kept()
 
     def commit(self, uid: int) -> None:
         """The tokens in flight are in the cache; blocks behind a window are free. KeyError."""
-        sequence = self._sequences[uid]
-        sequence.seen += sequence.in_flight
-        sequence.in_flight = 0
-        for group, cache in enumerate(self.groups):
-            if cache.window is not None:
-                self._drop(sequence, group, cache.first_block(sequence.seen, self.block_size))
+        self.commit_rows(np.array([self._sequences[uid].index]))
 
-    def _drop(self, sequence: Sequence, group: int, first: int) -> None:
+    def commit_rows(self, rows: np.ndarray) -> None:
+        """As `commit`, for many sequences by their index."""
+        arrays = self.arrays
+        seen = arrays.seen[rows] + arrays.in_flight[rows]
+        arrays.seen[rows] = seen
+        arrays.in_flight[rows] = 0
+        for group, window in self._windows:
+            first = np.maximum(0, seen - window + 1) // self.block_size
+            for row in np.flatnonzero(first > arrays.first_blocks[group, rows]).tolist():
+                self._drop(int(rows[row]), group, int(first[row]))
+
+    def _drop(self, index: int, group: int, first: int) -> None:
         """Frees the group's blocks before `first`."""
-        begin = sequence.first_blocks[group]
-        if first > begin:
-            row = self.tables[group][sequence.index]
-            self.allocators[group].free(row[begin:first])
-            row[begin:first] = self.num_blocks[group]
-            sequence.first_blocks[group] = first
+        begin = self.arrays.first_blocks[group, index]
+        row = self.tables[group][index]
+        self.allocators[group].free(row[begin:first])
+        row[begin:first] = self.num_blocks[group]
+        self.arrays.first_blocks[group, index] = first
 
     def rollback(self, uid: int, tokens: int | None = None) -> None:
         """Takes back the last `tokens` in flight (all of them), and the blocks only they needed.
@@ -199,62 +267,34 @@ class StateManager:
         sequence = self._sequences[uid]
         tokens = sequence.in_flight if tokens is None else tokens
         if not 0 <= tokens <= sequence.in_flight:
-            raise ValueError(
-                f"Sequence {uid} has {sequence.in_flight} tokens in flight, cannot take back "
-                f"{tokens}."
-            )
-        sequence.in_flight -= tokens
-        end = -(-sequence.length // self.block_size)
-        if end == sequence.end_block:
+            raise ValueError(f"{sequence} cannot take back {tokens} tokens.")
+        self.arrays.in_flight[sequence.index] -= tokens
+        end, owned = -(-sequence.length // self.block_size), sequence.end_block
+        if end == owned:
             return
         for allocator, table in zip(self.allocators, self.tables, strict=True):
             row = table[sequence.index]
-            allocator.free(row[end : sequence.end_block])
-            row[end : sequence.end_block] = allocator.num_blocks
-        sequence.end_block = end
+            allocator.free(row[end:owned])
+            row[end:owned] = allocator.num_blocks
+        self.arrays.end_blocks[sequence.index] = end
 
     def flush(self, uid: int) -> bool:
         """Forgets the sequence and frees all that it owns; False if the uid was not tracked."""
         sequence = self._sequences.pop(uid, None)
         if sequence is None:
             return False
-        for group, allocator in enumerate(self.allocators):
+        for group, first in enumerate(sequence.first_blocks):
             row = self.tables[group][sequence.index]
-            owned = slice(sequence.first_blocks[group], sequence.end_block)
-            allocator.free(row[owned])
-            row[owned] = allocator.num_blocks
-        heappush(self._free_indices, sequence.index)
+            owned = slice(first, sequence.end_block)
+            self.allocators[group].free(row[owned])
+            row[owned] = self.num_blocks[group]
         if sequence.slot < self.num_slots:
             heappush(self._free_slots, sequence.slot)
+        heappush(self._free_indices, sequence.index)
+        self.arrays.begin(sequence.index, self.num_slots, 0)
+        self._publishing.discard(uid)
         return True
 
     def check(self) -> None:
         """AssertionError unless every invariant holds; for tests and for a look at live state."""
-        indices = [sequence.index for sequence in self._sequences.values()]
-        assert sorted([*indices, *self._free_indices]) == list(range(self.max_tracked))
-        slots = [sequence.slot for sequence in self._sequences.values()]
-        taken = [slot for slot in slots if slot < self.num_slots]
-        assert sorted([*taken, *self._free_slots]) == list(range(self.num_slots))
-        for sequence in self._sequences.values():
-            assert 0 <= sequence.length <= self.max_context, f"{sequence} is too long"
-            assert sequence.length <= sequence.end_block * self.block_size, (
-                f"{sequence} lacks blocks"
-            )
-        for group, allocator in enumerate(self.allocators):
-            allocator.check()
-            assert allocator.free_blocks + allocator.used_blocks == allocator.num_blocks
-            self._check_table(group)
-
-    def _check_table(self, group: int) -> None:
-        table, total = self.tables[group], self.num_blocks[group]
-        owned = np.zeros_like(table, dtype=bool)
-        for sequence in self._sequences.values():
-            first = sequence.first_blocks[group]
-            needed = self.groups[group].first_block(sequence.seen, self.block_size)
-            assert first <= needed, f"{sequence} lost a block that its window needs"
-            owned[sequence.index, first : sequence.end_block] = True
-        assert (table[~owned] == total).all(), "a table maps what is not owned"
-        assert (table[owned] < total).all(), "a table lacks what is owned"
-        owners = np.bincount(table[owned], minlength=total)
-        counts = self.allocators[group].counts
-        assert np.array_equal(owners, counts), "a block is in two places without a count, or lost"
+        check_state(self, self._free_indices, self._free_slots)

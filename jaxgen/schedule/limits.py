@@ -1,7 +1,11 @@
 """What bounds a step: fixed limits of the engine, and what the planner asks of the block pools."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from jaxgen.ragged.capacity import Release
+from jaxgen.ragged.prefix_cache import BlockName, Hit
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,12 +17,14 @@ class Limits:
     no_chunking: the model needs each prompt whole in one step.
     recompute_at: a sequence that grows past this many tokens is computed anew from its first token,
         once (a model whose rotary factors change there).
+    max_waiting: requests that may wait when another is submitted; None for any number.
     """
 
     max_tokens: int
     max_sequences: int
     no_chunking: bool = False
     recompute_at: int | None = None
+    max_waiting: int | None = None
 
     def __post_init__(self) -> None:
         """ValueError unless 1 <= max_sequences <= max_tokens: each decode must get its token."""
@@ -60,6 +66,11 @@ class Capacity(Protocol):
         """Tokens of the longest sequence."""
         ...
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        ...
+
     def tracked(self, uid: int) -> bool:
         """Whether the uid holds state."""
         ...
@@ -76,8 +87,16 @@ class Capacity(Protocol):
         """How many of `tokens` more fit in `blocks` new ones of each group."""
         ...
 
-    def blocks_held(self, uid: int) -> tuple[int, ...]:
-        """Blocks that would be free without the sequence."""
+    def release(self) -> Release:
+        """Adds up the blocks that flushing some sequences would free."""
+        ...
+
+    def hit(self, names: Sequence[BlockName]) -> Hit:
+        """What a sequence whose first blocks have these names need not compute."""
+        ...
+
+    def blocks_to_begin(self, tokens: int, hit: Hit, step_tokens: int) -> tuple[int, ...]:
+        """The most free blocks that a new sequence of `tokens`, begun with a hit, takes at once."""
         ...
 
     def blocks_to_finish(self, uid: int, tokens: int, step_tokens: int) -> tuple[int, ...]:

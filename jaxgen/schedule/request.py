@@ -6,6 +6,8 @@ The device runs ahead: tokens that are sampled but not yet read are counted, not
 from collections.abc import Sequence
 from enum import Enum
 
+from jaxgen.ragged.prefix_cache import BlockName
+
 UNKNOWN_TOKEN = -1
 """Stands for a sampled token that the host has not read; the device takes it from the sampler."""
 
@@ -29,24 +31,45 @@ class Request:
     prompt_ids, output_ids: token ids; output_ids grows, and survives preemption.
     max_tokens: the output ends at this many tokens.
     priority: smaller is served first. arrival: any clock; earlier is served first.
-    computed: tokens, from the prompt's first on, whose steps are dispatched.
+    rank: what comes first is served first, and preempted last.
+    cache_salt: it shares cached blocks only with requests of the same salt.
+    reads_cache: whether it may begin with cached blocks; False computes every token of its prompt.
+    computed: tokens, from the prompt's first on, whose steps are dispatched, or found in the cache.
     pending: sampled tokens that are not read yet.
+    decoding: it runs, and one token must be computed before the next is sampled.
+    index: its sequence's row, while it runs.
+    waits: no step may have it now: what it may say next is not known yet. It keeps what it holds.
     started: length of the sequence when it was last begun from its first token.
     bypassed: how often another was admitted that ranks after it.
+    preemptions: how often it lost its cache.
+    cached_tokens: of its prompt, found in the cache when it was first begun.
+    block_names: of its whole blocks, which follow from block_root and its tokens.
+    published: how many of them others may share.
     """
 
     __slots__ = (
         "arrival",
+        "block_names",
+        "block_root",
         "bypassed",
+        "cache_salt",
+        "cached_tokens",
         "computed",
+        "decoding",
+        "index",
         "max_tokens",
         "output_ids",
         "pending",
+        "preemptions",
         "priority",
         "prompt_ids",
+        "published",
+        "rank",
+        "reads_cache",
         "started",
         "status",
         "uid",
+        "waits",
     )
 
     def __init__(
@@ -57,6 +80,8 @@ class Request:
         max_tokens: int,
         priority: int = 0,
         arrival: float = 0.0,
+        cache_salt: str | None = None,
+        reads_cache: bool = True,
     ) -> None:
         """A waiting request. ValueError for an empty prompt or less than one token of output."""
         if not prompt_ids:
@@ -69,11 +94,22 @@ class Request:
         self.max_tokens = max_tokens
         self.priority = priority
         self.arrival = arrival
+        self.rank = (priority, arrival, uid)
+        self.cache_salt = cache_salt
+        self.reads_cache = reads_cache
         self.status = Status.WAITING
         self.computed = 0
         self.pending = 0
+        self.decoding = False
+        self.waits = False
+        self.index = 0
         self.started = 0
         self.bypassed = 0
+        self.preemptions = 0
+        self.cached_tokens: int | None = None
+        self.block_root: BlockName = b""
+        self.block_names: list[BlockName] = []
+        self.published = 0
 
     def __repr__(self) -> str:
         """Uid, status and token counts."""
@@ -83,14 +119,14 @@ class Request:
         )
 
     @property
-    def rank(self) -> tuple[int, float, int]:
-        """What comes first is served first, and preempted last."""
-        return (self.priority, self.arrival, self.uid)
+    def known(self) -> int:
+        """Tokens of prompt and output whose ids the host has."""
+        return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def total(self) -> int:
         """Tokens of prompt and output, pending ones included."""
-        return len(self.prompt_ids) + len(self.output_ids) + self.pending
+        return self.known + self.pending
 
     @property
     def remaining(self) -> int:
@@ -111,12 +147,19 @@ class Request:
         )
         return ids + [UNKNOWN_TOKEN] * (count - len(ids))
 
+    def begin(self, index: int, cached: int) -> None:
+        """It runs, in row `index`, with its first `cached` tokens from the cache."""
+        self.status = Status.RUNNING
+        self.index = index
+        self.computed = cached
+        self.started = self.total
+        self.decoding = False
+
     def advance(self, count: int, *, emit: bool) -> None:
         """A step with `count` of its tokens is dispatched; it samples one if `emit`."""
-        if self.computed == 0:
-            self.started = self.total
         self.computed += count
         self.pending += emit
+        self.decoding = emit or self.remaining == 1
 
     def receive(self, token: int) -> None:
         """The oldest pending token is read."""
@@ -127,4 +170,5 @@ class Request:
     def restart(self) -> None:
         """Its state on the device is gone: it waits to be computed from its first token again."""
         self.computed = 0
+        self.decoding = False
         self.status = Status.WAITING

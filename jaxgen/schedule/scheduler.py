@@ -5,6 +5,9 @@ read, usually while the next step runs already.
 """
 
 from bisect import insort
+from operator import attrgetter
+
+import numpy as np
 
 from jaxgen.ragged.capacity import Capacity
 from jaxgen.ragged.state import StateManager
@@ -15,15 +18,29 @@ from jaxgen.schedule.verdict import SchedulingError, SchedulingResult, can_ever_
 
 
 class Scheduler:
-    """Owns all unfinished requests, and applies plans to a StateManager."""
+    """Owns all unfinished requests, and applies plans to a StateManager.
 
-    __slots__ = ("_running", "_unfinished", "_waiting", "capacity", "limits", "state")
+    preemptions: how often a request lost its cache to another, or to its own length.
+    """
+
+    __slots__ = (
+        "_prefix_cache",
+        "_running",
+        "_unfinished",
+        "_waiting",
+        "capacity",
+        "limits",
+        "preemptions",
+        "state",
+    )
 
     def __init__(self, limits: Limits, state: StateManager) -> None:
         """No requests. Others may track sequences in `state`; their blocks are not touched."""
         self.limits = limits
         self.state = state
         self.capacity = Capacity(state)
+        self.preemptions = 0
+        self._prefix_cache = state.prefix_cache
         self._waiting: list[Request] = []
         self._running: dict[int, Request] = {}
         self._unfinished: dict[int, Request] = {}
@@ -44,31 +61,32 @@ class Scheduler:
         return len(self._unfinished)
 
     def submit(self, request: Request) -> None:
-        """Queues a request; its max_tokens is lowered to what the context leaves.
+        """Queues a request.
 
-        SchedulingError if it can never be served: its prompt leaves no room in the context, or its
-        blocks exceed the pool, or it must not be split and exceeds a step. ValueError for a uid in
-        use.
+        SchedulingError if it can never be served: its prompt and max_tokens exceed the context, or
+        its blocks exceed the pool, or it must not be split and exceeds a step. So if as many wait
+        as may. ValueError for a uid in use.
         """
         uid = request.uid
         if uid in self._unfinished or uid in self.state:
             raise ValueError(f"Request {uid} is in the engine already: choose another uid.")
-        prompt, context = len(request.prompt_ids), self.state.max_context
-        if prompt >= context:
-            raise SchedulingError(
-                SchedulingResult.SequenceTokenLimitExceeded,
-                f"The prompt has {prompt} tokens, the context {context}; one must be generated.",
-            )
-        request.max_tokens = min(request.max_tokens, context - prompt)
         result = can_ever_run(request, self.limits, self.capacity)
         if result is not SchedulingResult.Success:
-            raise SchedulingError(
-                result,
-                f"The prompt has {prompt} tokens and asks for {request.max_tokens} more; that "
-                "exceeds what the engine can hold even if it serves nothing else.",
-            )
+            raise SchedulingError(result, self._why_never(request, result))
+        most = self.limits.max_waiting
+        if most is not None and len(self._waiting) >= most:
+            raise SchedulingError(SchedulingResult.QueueLimitExceeded, f"{most} requests wait.")
         self._unfinished[uid] = request
         self._wait(request)
+
+    def _why_never(self, request: Request, result: SchedulingResult) -> str:
+        prompt, context = len(request.prompt_ids), self.state.max_context
+        if prompt >= context:
+            return f"The prompt has {prompt} tokens, the context {context}; one must be generated."
+        asked = f"The prompt has {prompt} tokens and asks for {request.max_tokens} more; "
+        if result is SchedulingResult.SequenceTokenLimitExceeded:
+            return f"{asked}the context has {context}."
+        return f"{asked}that exceeds what the engine can hold even if it serves nothing else."
 
     def begin_step(self) -> Plan:
         """Plans a step and reserves its tokens; the plan may be empty. Follow with `dispatched`.
@@ -77,17 +95,35 @@ class Scheduler:
         """
         step = plan(self._waiting, self._running.values(), self.limits, self.capacity)
         for request in step.preempted:
+            request.preemptions += 1
+            self.preemptions += 1
             self._preempt(request)
         for request in step.bypassed:
             request.bypassed += 1
-        for request in step.admitted:
-            self._waiting.remove(request)
-            self._running[request.uid] = request
-            self.state.track(request.uid, sampled=True, anchor=self._anchor(request))
-            request.status = Status.RUNNING
-        for chunk in step.chunks:
-            self.state.reserve(chunk.request.uid, chunk.count)
+        if step.admitted:
+            starts = {chunk.request.uid: chunk.start for chunk in step.chunks}
+            for request in step.admitted:
+                self._admit(request, starts[request.uid])
+        if step.chunks:
+            rows = np.array([chunk.request.index for chunk in step.chunks])
+            counts = np.array([chunk.count for chunk in step.chunks], np.int32)
+            self.state.reserve_rows(rows, counts)
         return step
+
+    def _admit(self, request: Request, cached: int) -> None:
+        """Before anything is reserved, which could reclaim cached blocks."""
+        self._waiting.remove(request)
+        self._running[request.uid] = request
+        sequence = self.state.track(request.uid, sampled=True, anchor=self._anchor(request))
+        request.begin(sequence.index, cached)
+        request.published = cached // self.state.block_size
+        if cached:
+            self.state.adopt(request.uid, request.block_names[: request.published])
+        if request.cached_tokens is None:
+            request.cached_tokens = cached
+            if self._prefix_cache is not None and request.reads_cache:
+                self._prefix_cache.queried_tokens += len(request.prompt_ids)
+                self._prefix_cache.hit_tokens += cached
 
     def _anchor(self, request: Request) -> int:
         """The length that its rotary frequencies are for: its prompt's, or one past the boundary.
@@ -103,16 +139,21 @@ class Scheduler:
 
         A request that has sampled all it may gives up its state at once; later steps come after.
         """
+        rows: list[int] = []
         for chunk in step.chunks:
             request = chunk.request
             if request.status is not Status.RUNNING:
                 continue  # cancelled between planning and dispatch
-            self.state.commit(request.uid)
             request.advance(chunk.count, emit=chunk.emit)
+            self._publish(request)
             if request.exhausted:
                 del self._running[request.uid]
                 self.state.flush(request.uid)
                 request.status = Status.ENDING
+            else:
+                rows.append(request.index)
+        if rows:
+            self.state.commit_rows(np.array(rows))
 
     def abandon(self, step: Plan) -> None:
         """The step could not be dispatched: what it reserved is free, whom it began waits on."""
@@ -141,16 +182,43 @@ class Scheduler:
             return
         if request.status is Status.WAITING:
             self._waiting.remove(request)
+        if request.status is Status.RUNNING:
+            self._publish(request)
         self._running.pop(request.uid, None)
         del self._unfinished[request.uid]
         self.state.flush(request.uid)
         request.status = Status.FINISHED
 
     def _wait(self, request: Request) -> None:
-        insort(self._waiting, request, key=lambda waiting: waiting.rank)
+        if self._prefix_cache is not None:
+            root = self._prefix_cache.root(self._anchor(request), request.cache_salt)
+            if root != request.block_root:
+                request.block_root, request.block_names = root, []
+            self._name_blocks(request)
+        insort(self._waiting, request, key=attrgetter("rank"))
 
     def _preempt(self, request: Request) -> None:
+        self._publish(request)
         del self._running[request.uid]
         self.state.flush(request.uid)
         request.restart()
         self._wait(request)
+
+    def _publish(self, request: Request) -> None:
+        """What its dispatched steps fill, as far as the tokens are known, others may share."""
+        size, begin = self.state.block_size, request.published
+        if self._prefix_cache is None or request.computed < (begin + 1) * size:
+            return
+        end = min(request.computed, request.known) // size
+        if end > begin:
+            self._name_blocks(request)
+            self.state.publish(request.uid, request.block_names[:end], begin)
+            request.published = end
+
+    def _name_blocks(self, request: Request) -> None:
+        """Names all blocks of known tokens that have none yet."""
+        assert self._prefix_cache is not None
+        names, size = request.block_names, self.state.block_size
+        begin = len(names) * size
+        token_ids = request.token_ids(begin, request.known - begin)
+        self._prefix_cache.extend(request.block_root, names, token_ids)

@@ -6,10 +6,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
+from jaxgen.ragged.capacity import Release
+from jaxgen.ragged.prefix_cache import Hit
+from jaxgen.ragged.rows import StepRows
 from jaxgen.schedule.limits import Capacity, Limits
 from jaxgen.schedule.preemption import choose_victims, outgrown
-from jaxgen.schedule.request import Request
+from jaxgen.schedule.request import UNKNOWN_TOKEN, Request
 
 MAX_BYPASSED = 16
 """After this many admissions past it, a request that lacks blocks holds back all behind it.
@@ -17,9 +21,12 @@ MAX_BYPASSED = 16
 So many of them together do the same."""
 
 
-@dataclass(frozen=True, slots=True)
+_RANK = attrgetter("rank")
+
+
+@dataclass(slots=True)  # frozen ones take four times as long to make, and there are hundreds a step
 class Chunk:
-    """Tokens [start, start + count) of a request in this step.
+    """Tokens [start, start + count) of a request in this step; before an admitted one's are cached.
 
     emit: they reach the end of what is known, so that a token is sampled.
     """
@@ -47,11 +54,27 @@ class Plan:
     admitted: tuple[Request, ...]
     bypassed: tuple[Request, ...]
 
+    def rows(self) -> StepRows:
+        """The chunks as the packer takes them, once they are reserved."""
+        token_ids: list[int] = []
+        for chunk in self.chunks:
+            if chunk.count == 1 and chunk.request.pending:
+                token_ids.append(UNKNOWN_TOKEN)
+            else:
+                token_ids += chunk.token_ids
+        return StepRows(
+            indices=[chunk.request.index for chunk in self.chunks],
+            counts=[chunk.count for chunk in self.chunks],
+            token_ids=token_ids,
+            emit=[chunk.emit for chunk in self.chunks],
+        )
+
 
 def plan(
     waiting: Sequence[Request], running: Iterable[Request], limits: Limits, capacity: Capacity
 ) -> Plan:
     """The next step for requests that wait, sorted by rank, and run; none running is exhausted.
+    Who `waits` is left out.
 
     1. Each decode gets one token. If blocks lack, the running request that ranks last is preempted,
        until they suffice. Requests that outgrew Limits.recompute_at are preempted too.
@@ -61,66 +84,97 @@ def plan(
        blocks is passed by, MAX_BYPASSED times at most. Nobody is admitted in a step that preempts.
     3. The rest of the budget goes to prompts by `share`, one priority after another.
     """
-    ranked = sorted(running, key=lambda request: request.rank)
-    restarting = [request for request in ranked if outgrown(request, limits)]
-    kept = [request for request in ranked if not outgrown(request, limits)]
-    freed = _held(restarting, capacity)
-    victims = choose_victims(kept, limits, capacity, freed)
+    kept = sorted(running, key=_RANK)
+    restarting: list[Request] = []
+    release = capacity.release()
+    if limits.recompute_at is not None:
+        restarting = [request for request in kept if outgrown(request, limits.recompute_at)]
+        kept = [request for request in kept if not outgrown(request, limits.recompute_at)]
+        for request in restarting:
+            release.add(request.uid)
+    victims = choose_victims(kept, capacity, release)
     kept = kept[: len(kept) - len(victims)]
     preempted = [*restarting, *victims]
 
-    step = _Step(limits, capacity, _held(preempted, capacity))
-    for request in kept:
-        if request.remaining == 1:
-            step.give(request, 1)
-    prompts = [request for request in kept if request.remaining > 1]
+    step = _Step(limits, capacity, release)
+    step.decode([request for request in kept if request.decoding and not request.waits])
+    prompts = [request for request in kept if not request.decoding and not request.waits]
     passed: list[Request] = []
     candidates: list[Request] = []
-    if not victims:
+    if waiting and not victims:
         room = min(
             limits.max_sequences - len(kept),
             capacity.free_sequences + len(preempted),
             capacity.free_slots + len(preempted),
         )
         candidates, passed = _admissible(waiting, prompts, step, room, len(kept))
-    for _, group in groupby(
-        sorted([*prompts, *candidates], key=lambda request: request.rank),
-        key=lambda request: request.priority,
-    ):
+    for _, group in groupby(sorted([*prompts, *candidates], key=_RANK), key=attrgetter("priority")):
         share(list(group), step)
 
-    scheduled = {chunk.request.uid for chunk in step.chunks}
-    admitted = [request for request in candidates if request.uid in scheduled]
+    admitted: list[Request] = []
+    if candidates:
+        scheduled = {chunk.request.uid for chunk in step.chunks}
+        admitted = [request for request in candidates if request.uid in scheduled]
     last = max((request.rank for request in admitted), default=None)
     bypassed = [request for request in passed if last is not None and request.rank < last]
     return Plan(tuple(step.chunks), tuple(preempted), tuple(admitted), tuple(bypassed))
 
 
 class _Step:
-    """The step as planned so far, and what is left of the budget and of each group's blocks."""
+    """The step as planned so far, and what is left of the budget and of each group's blocks.
 
-    __slots__ = ("budget", "capacity", "chunks", "free", "limits")
+    hits: what waiting requests that were looked at would find in the cache.
+    """
 
-    def __init__(self, limits: Limits, capacity: Capacity, freed: Sequence[int]) -> None:
+    __slots__ = ("budget", "capacity", "chunks", "free", "hits", "limits")
+
+    def __init__(self, limits: Limits, capacity: Capacity, release: Release) -> None:
         self.limits = limits
         self.capacity = capacity
         self.budget = limits.max_tokens
-        self.free = [a + b for a, b in zip(capacity.free_blocks, freed, strict=True)]
+        self.free = [a + b for a, b in zip(capacity.free_blocks, release.blocks, strict=True)]
         self.chunks: list[Chunk] = []
+        self.hits: dict[int, Hit] = {}
+
+    def hit(self, request: Request) -> Hit:
+        """What a waiting request would begin with; its last token is computed in any case."""
+        names: Sequence[bytes] = ()
+        if request.reads_cache and not self.limits.no_chunking:
+            names = request.block_names[: (request.total - 1) // self.capacity.block_size]
+        self.hits[request.uid] = self.capacity.hit(names)
+        return self.hits[request.uid]
+
+    def remaining(self, request: Request) -> int:
+        """Tokens to compute until one is sampled, those in the cache apart."""
+        hit = self.hits.get(request.uid)
+        return request.remaining - (hit.tokens if hit else 0)
+
+    def decode(self, requests: list[Request]) -> None:
+        """One token for each, which all fit unless others than requests hold the blocks."""
+        size = self.capacity.block_size
+        needed = sum(request.computed % size == 0 for request in requests)
+        if needed > min(self.free):
+            for request in requests:
+                self.give(request, 1)
+            return
+        self.free = [blocks - needed for blocks in self.free]
+        self.budget -= len(requests)
+        self.chunks += [Chunk(request, request.computed, 1, True) for request in requests]
 
     def give(self, request: Request, tokens: int) -> None:
         """Schedules up to that many more tokens of a request not yet in the step."""
-        remaining = request.remaining
+        remaining = self.remaining(request)
         wanted = min(tokens, remaining, self.budget)
-        count = self.capacity.fitting_tokens(request.uid, wanted, min(self.free))
+        hit = self.hits.get(request.uid)
+        free = [a - b for a, b in zip(self.free, hit.taken, strict=True)] if hit else self.free
+        count = self.capacity.fitting_tokens(request.uid, wanted, max(0, min(free)))
         if count < 1 or (self.limits.no_chunking and count < remaining):
             return
         self.budget -= count
         needed = self.capacity.blocks_needed(request.uid, count)
-        if needed:
-            self.free = [blocks - needed for blocks in self.free]
-        emit = count == remaining
-        self.chunks.append(Chunk(request, start=request.computed, count=count, emit=emit))
+        self.free = [blocks - needed for blocks in free]
+        start = hit.tokens if hit else request.computed
+        self.chunks.append(Chunk(request, start, count, emit=count == remaining))
 
 
 def share(prompts: list[Request], step: _Step) -> None:
@@ -131,11 +185,12 @@ def share(prompts: list[Request], step: _Step) -> None:
     left. A prompt that may not be split gets all its tokens or none, and the oldest is not halved.
     """
     oldest, *others = prompts
-    half = oldest.remaining if step.limits.no_chunking else -(-step.budget // 2)
-    rest = max(0, step.budget - min(half, oldest.remaining))
+    remaining = step.remaining(oldest)
+    half = remaining if step.limits.no_chunking else -(-step.budget // 2)
+    rest = max(0, step.budget - min(half, remaining))
     wishes = []
-    for request in sorted(others, key=lambda request: (request.remaining, request.rank)):
-        wish = min(request.remaining, rest)
+    for request in sorted(others, key=lambda request: (step.remaining(request), request.rank)):
+        wish = min(step.remaining(request), rest)
         if wish == 0:
             break
         wishes.append((request, wish))
@@ -160,9 +215,9 @@ def _admissible(
     for request in waiting:
         if len(candidates) >= room or budget < 1:
             break
-        if request.pending or request.exhausted:
+        if request.pending or request.exhausted or request.waits:
             continue
-        need = step.capacity.blocks_to_finish(request.uid, request.remaining, most)
+        need = step.capacity.blocks_to_begin(request.total, step.hit(request), most)
         after = [a + b for a, b in zip(promised, need, strict=True)]
         whole = not step.limits.no_chunking or request.remaining <= budget
         if whole and all(a <= free for a, free in zip(after, step.free, strict=True)):
@@ -175,8 +230,3 @@ def _admissible(
         else:
             passed.append(request)
     return candidates, passed
-
-
-def _held(requests: list[Request], capacity: Capacity) -> list[int]:
-    held = [capacity.blocks_held(request.uid) for request in requests]
-    return [sum(blocks) for blocks in zip(*held, strict=True)] or [0] * len(capacity.free_blocks)

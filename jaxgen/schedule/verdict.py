@@ -8,7 +8,7 @@ from jaxgen.schedule.request import Request
 
 
 class SchedulingResult(Enum):
-    """The answer to "can this be scheduled"; names and numbers are DeepSpeed's."""
+    """The answer to "can this be scheduled"; the names and numbers up to 5 are DeepSpeed's."""
 
     Success = 0
     """Everything fits."""
@@ -22,6 +22,8 @@ class SchedulingResult(Enum):
     """Not enough KV blocks."""
     SequenceTokenLimitExceeded = 5
     """A sequence longer than the context (max_model_len)."""
+    QueueLimitExceeded = 6
+    """As many requests wait as may (max_num_queued_reqs)."""
 
 
 _SENTENCES = {
@@ -41,6 +43,9 @@ _SENTENCES = {
     ),
     SchedulingResult.SequenceTokenLimitExceeded: (
         "A sequence would be longer than the context: shorten it, or raise max_model_len."
+    ),
+    SchedulingResult.QueueLimitExceeded: (
+        "As many requests wait as may: try again later, or raise max_num_queued_reqs."
     ),
 }
 

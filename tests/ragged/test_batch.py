@@ -151,7 +151,7 @@ def test_batches_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="1 rows with 5 tokens do not fit"):
         pack(bucket, [BatchItem(sequence, [1] * 5, emit=True)], state)
     wider = Bucket(tokens=8, rows=1, blocks=1, decode=False)
-    with pytest.raises(ValueError, match="has 2 blocks, too many"):
+    with pytest.raises(ValueError, match="A row has 2 blocks, too many"):
         pack(wider, [BatchItem(sequence, [1] * 5, emit=True)], state)
     decode = Bucket(tokens=8, rows=8, blocks=4, decode=True)
     with pytest.raises(ValueError, match="rows of one token"):

@@ -6,6 +6,7 @@ wrongly is read back wrong. It runs some steps ahead of the host, as the real on
 
 import random
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
@@ -18,12 +19,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from jaxgen.ragged.prefix_cache import PrefixCache
 from jaxgen.ragged.sequence import CacheGroup
 from jaxgen.ragged.state import StateManager
 from jaxgen.schedule.limits import Limits
 from jaxgen.schedule.request import UNKNOWN_TOKEN, Request, Status
 from jaxgen.schedule.scheduler import Scheduler
-from jaxgen.schedule.verdict import SchedulingError
+from jaxgen.schedule.verdict import SchedulingError, SchedulingResult
 
 EOS = 0
 
@@ -41,18 +43,26 @@ def truth(prompt, max_tokens):
 
 
 class Device:
-    """Pages per cache group, the sampler's last tokens, and a model that reads them back."""
+    """Pages per cache group, the sampler's last tokens, and a model that reads them back.
 
-    def __init__(self, state, limits):
-        self.state, self.limits = state, limits
+    A page holds what keys follow from: all tokens up to its position, the length that the model
+    looks at, the salt (nothing may cross it), and the weights of the time.
+    """
+
+    def __init__(self, state, limits, key_length):
+        self.state, self.limits, self.key_length = state, limits, key_length
         self.pages = [{} for _ in state.groups]
         self.last = {}
         self.histories = {}
+        self.weights = 0
 
     def run(self, plan):
         """The sampled token of each chunk that emits; admission empties a slot."""
         for request in plan.admitted:
             self.last.pop(self.state[request.uid].slot, None)
+            (start,) = [chunk.start for chunk in plan.chunks if chunk.request is request]
+            tokens = request.token_ids(0, start)
+            self.histories[request.uid] = [(token, self.weights) for token in tokens]
         return [
             (chunk.request, token)
             for chunk in plan.chunks
@@ -60,37 +70,50 @@ class Device:
         ]
 
     def _compute(self, chunk):
-        sequence = self.state[chunk.request.uid]
+        request, sequence = chunk.request, self.state[chunk.request.uid]
         assert (sequence.seen, sequence.in_flight) == (chunk.start, chunk.count)
         ids = [self.last[sequence.slot] if t == UNKNOWN_TOKEN else t for t in chunk.token_ids]
-        history = self.histories.setdefault(chunk.request.uid, [])
-        history[chunk.start :] = ids
-        boundary = self.limits.recompute_at
-        long = boundary is not None and sequence.anchor > boundary
+        history = self.histories[request.uid]
+        history[chunk.start :] = [(token, self.weights) for token in ids]
+        tokens = tuple(token for token, _ in history)
+
+        def content(position):
+            length = self.key_length(max(sequence.anchor, position + 1))
+            weights = history[position][1]
+            return tokens[: position + 1], length, request.cache_salt, weights
+
         for group, pages in enumerate(self.pages):
             table = self.state.tables[group][sequence.index]
             for position in range(chunk.start, sequence.length):
                 block, offset = divmod(position, self.state.block_size)
-                assert table[block] < self.state.num_blocks[group]
-                content = (chunk.request.uid, position, history[position], long)
-                pages[int(table[block]), offset] = content
+                assert self.state.allocators[group].counts[table[block]] == 1, "written, but shared"
+                pages[int(table[block]), offset] = content(position)
             window = self.state.groups[group].window or sequence.length
             for position in range(max(0, chunk.start - window + 1), sequence.length):
                 block, offset = divmod(position, self.state.block_size)
-                held = pages[int(table[block]), offset]
-                assert held == (chunk.request.uid, position, history[position], long)
+                assert table[block] < self.state.num_blocks[group]
+                assert pages[int(table[block]), offset] == content(position)
         if not chunk.emit:
             return None
-        if boundary is not None:
-            assert long == (sequence.length > boundary)
+        if self.limits.recompute_at is not None:
+            long = sequence.anchor > self.limits.recompute_at
+            assert long == (sequence.length > self.limits.recompute_at)
         else:
-            assert sequence.anchor == len(chunk.request.prompt_ids)
-        self.last[sequence.slot] = token = next_token(list(history))
+            assert sequence.anchor == len(request.prompt_ids)
+        self.last[sequence.slot] = token = next_token(list(tokens))
         return token
 
 
+# What keys follow from beside their position, and its classes for the prefix cache.
+LENGTHS = {
+    "none": (lambda length: 0, lambda prompt: 0),
+    "dynamic": (lambda length: max(length, 6), lambda prompt: max(prompt, 6)),
+    "longrope": (lambda length: length > 9, lambda prompt: int(prompt > 9)),
+}
+
+
 class Simulation(RuleBasedStateMachine):
-    """Random arrivals, ends and cancellations on tiny pools."""
+    """Random arrivals, ends, cancellations and resets on tiny pools, with common beginnings."""
 
     @initialize(
         windows=st.sampled_from([(None,), (None, 3), (5,), (2, None, 7)]),
@@ -99,53 +122,81 @@ class Simulation(RuleBasedStateMachine):
             max_tokens=st.integers(6, 24),
             max_sequences=st.integers(1, 6),
             no_chunking=st.sampled_from([False, False, True]),
-            recompute_at=st.sampled_from([None, None, 9]),
+            max_waiting=st.sampled_from([None, None, 3]),
         ),
+        lengths=st.sampled_from(["none", "none", "dynamic", "longrope"]),
+        cached=st.sampled_from([True, True, True, False]),
         block_size=st.sampled_from([1, 2, 4]),
         spare=st.integers(-8, 8),
         depth=st.integers(0, 3),
     )
-    def build(self, windows, limits, block_size, spare, depth):
+    def build(self, windows, limits, lengths, cached, block_size, spare, depth):
         self.depth = depth
         blocks = max(4, 32 // block_size + spare)
-        self.limits = limits
+        self.limits = replace(limits, recompute_at=9 if lengths == "longrope" else None)
+        key_length, length_class = LENGTHS[lengths]
+        groups = [CacheGroup(window) for window in windows]
+        cache = PrefixCache(groups, block_size, length_class=length_class)
         self.state = StateManager(
-            [CacheGroup(window) for window in windows],
+            groups,
             [blocks] * len(windows),
+            prefix_cache=cache if cached else None,
             block_size=block_size,
             max_context=48,
             max_tracked=6,
             num_slots=self.limits.max_sequences,
         )
         self.scheduler = Scheduler(self.limits, self.state)
-        self.device = Device(self.state, self.limits)
+        self.device = Device(self.state, self.limits, key_length)
         self.unread = deque()
         self.requests = []
         self.cancelled = set()
 
     @rule(
-        sizes=st.lists(
-            st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(0, 1)),
+        asked=st.lists(
+            st.tuples(
+                st.integers(1, 20),  # tokens of the prompt
+                st.integers(0, 20),  # of them, those that all of its kind begin with
+                st.integers(1, 20),  # max_tokens
+                st.integers(0, 1),  # priority
+                st.sampled_from([None, None, "salt"]),
+                st.sampled_from([True, True, True, False]),  # reads_cache
+            ),
             min_size=1,
             max_size=4,
         )
     )
-    def submit(self, sizes):
-        for length, max_tokens, priority in sizes:
-            self.submit_one(length, max_tokens, priority)
+    def submit(self, asked):
+        for request in asked:
+            self.submit_one(*request)
 
-    def submit_one(self, length, max_tokens, priority):
+    def submit_one(self, length, common, max_tokens, priority, salt, reads_cache):
         uid = len(self.requests) + len(self.cancelled) + 1000
-        prompt = [uid * 100 + i for i in range(length)]
+        prompt = [i if i < common else uid * 100 + i for i in range(1, length + 1)]
         request = Request(
-            uid, prompt, max_tokens=max_tokens, priority=priority, arrival=len(self.requests)
+            uid,
+            prompt,
+            max_tokens=max_tokens,
+            priority=priority,
+            arrival=len(self.requests),
+            cache_salt=salt,
+            reads_cache=reads_cache,
         )
+        full = len(self.scheduler.waiting) == self.limits.max_waiting
         try:
             self.scheduler.submit(request)
-        except SchedulingError:
+        except SchedulingError as error:
             self.cancelled.add(uid)
+            refused = error.result
         else:
             self.requests.append(request)
+            refused = None
+        assert full == (refused is SchedulingResult.QueueLimitExceeded) or (full and refused)
+
+    @rule()
+    def new_weights(self):
+        self.state.reset_prefix_cache()
+        self.device.weights += 1
 
     @precondition(lambda self: self.unread)
     @rule()
@@ -173,6 +224,8 @@ class Simulation(RuleBasedStateMachine):
             if self.limits.no_chunking:
                 assert chunk.emit
                 assert chunk.start == 0 or chunk.count == 1
+        for request in plan.admitted:
+            assert request.reads_cache or request.computed == 0
         self.unread.append(self.device.run(plan))
         self.scheduler.dispatched(plan)
         return plan

@@ -25,6 +25,7 @@ def test_the_numbers_are_deepspeeds():
         ("BatchTokenLimitExceeded", 3),
         ("KVCacheLimitExceeded", 4),
         ("SequenceTokenLimitExceeded", 5),
+        ("QueueLimitExceeded", 6),  # ours
     ]
     error = SchedulingError(Result.KVCacheLimitExceeded, "It needs 3.")
     assert isinstance(error, RuntimeError)
@@ -88,13 +89,26 @@ def test_what_can_never_run_is_refused_at_once(limits, blocks, prompt, max_token
     scheduler.submit(Request(1, [5] * (prompt - 1), max_tokens=1))
 
 
-def test_max_tokens_ends_at_the_context():
+def test_more_output_than_the_context_leaves_is_refused():
     scheduler = Scheduler(LIMITS, manager())
-    request = Request(1, [5] * 15, max_tokens=1000)
-    scheduler.submit(request)
-    assert request.max_tokens == 5
+    with pytest.raises(SchedulingError, match="asks for 6 more; the context has 20") as error:
+        scheduler.submit(Request(1, [5] * 15, max_tokens=6))
+    assert error.value.result is Result.SequenceTokenLimitExceeded
+    scheduler.submit(Request(1, [5] * 15, max_tokens=5))
     with pytest.raises(ValueError, match="Request 1 is in the engine already"):
         scheduler.submit(Request(1, [5], max_tokens=1))
+
+
+def test_a_full_queue_refuses_until_somebody_left_it():
+    scheduler = Scheduler(Limits(16, 1, max_waiting=2), manager())
+    for uid in (1, 2):
+        scheduler.submit(Request(uid, [5], max_tokens=2, arrival=uid))
+    with pytest.raises(SchedulingError, match="2 requests wait") as error:
+        scheduler.submit(Request(3, [5], max_tokens=2, arrival=3))
+    assert error.value.result is Result.QueueLimitExceeded
+    assert scheduler.unfinished == 2
+    scheduler.dispatched(scheduler.begin_step())
+    scheduler.submit(Request(3, [5], max_tokens=2, arrival=3))
 
 
 @pytest.mark.parametrize(("prompt", "max_tokens"), [([], 1), ([1], 0)])
