@@ -1,0 +1,270 @@
+"""Check and time the experts' blocks on a Hopper GPU: `python tests/kernels/device/experts.py`.
+
+Every check compares with the reference in float32. Timings come from one compiled chain of calls,
+each with experts of its own, so that weights come from memory, not from the cache.
+"""
+
+import argparse
+import glob
+import gzip
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.expert_mlp import SharedExpert, gpu, reference
+
+RESULTS: list[dict[str, Any]] = []
+BANDWIDTH, MATRIX_RATE = 4.29e12, 766e12  # measured on an H200: docs/performance.md
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer's experts."""
+
+    experts: int
+    top_k: int
+    model: int
+    ffn: int
+    shared: int = 0  # width of the expert that all tokens visit
+
+
+SHAPES = {
+    "v2-lite": Shape(64, 6, 2048, 1408, 2816),
+    "qwen3-30b": Shape(128, 8, 2048, 768),
+    "mixtral": Shape(8, 2, 4096, 14336),
+    "v3": Shape(256, 8, 7168, 2048, 2048),
+    "gpt-oss": Shape(32, 4, 2880, 2880),
+}
+
+
+def gate(one: jax.Array, two: jax.Array) -> jax.Array:
+    return jax.nn.silu(one) * two
+
+
+def clamped_gate(one: jax.Array, two: jax.Array) -> jax.Array:
+    one, two = jnp.minimum(one, 7.0), jnp.clip(two, -7.0, 7.0)
+    return one * jax.nn.sigmoid(1.702 * one) * (two + 1)
+
+
+Held = tuple[jax.Array, jax.Array, SharedExpert | None]
+
+
+def weights(shape: Shape, seed: int = 0) -> Held:
+    """gate/up, down and the shared expert."""
+    keys = jax.random.split(jax.random.key(seed), 4)
+
+    @partial(jax.jit, static_argnums=(1, 2))
+    def draw(key: jax.Array, shape: tuple[int, ...], inputs: int) -> jax.Array:
+        return jax.random.uniform(key, shape, jnp.bfloat16, -1, 1) * inputs**-0.5
+
+    up = draw(keys[0], (shape.experts, 2, shape.ffn, shape.model), shape.model)
+    down = draw(keys[1], (shape.experts, shape.model, shape.ffn), shape.ffn)
+    if not shape.shared:
+        return up, down, None
+    wide = draw(keys[2], (2, shape.shared, shape.model), shape.model)
+    return up, down, SharedExpert(wide, draw(keys[3], (shape.model, shape.shared), shape.shared))
+
+
+def route(shape: Shape, tokens: int, routing: str, rng: np.random.Generator) -> np.ndarray:
+    """Chosen experts [tokens, top_k]; routing: random, one, skewed or shard (most elsewhere)."""
+    scores = rng.random((tokens, shape.experts * (4 if routing == "shard" else 1)))
+    if routing == "one":
+        scores = np.broadcast_to(scores[:1], scores.shape)
+    if routing == "skewed":
+        scores[:, : shape.top_k + 1] -= 0.8
+    return np.argsort(scores, axis=1)[:, : shape.top_k].astype(np.int32)
+
+
+CHECKS: dict[str, dict[str, Any]] = {
+    "1 token": dict(tokens=1),
+    "7 tokens, bias": dict(tokens=7, bias=True, gate=clamped_gate),
+    "16 tokens, half padding": dict(tokens=16, dead=8),
+    "40 tokens": dict(tokens=40, dead=3),
+    "64 tokens to one": dict(tokens=64, routing="one"),
+    "100 tokens, shard": dict(tokens=100, routing="shard"),
+    "333 tokens, skewed, bias": dict(tokens=333, routing="skewed", bias=True, gate=clamped_gate),
+    "3001 tokens": dict(tokens=3001, dead=70),
+    "2000 tokens, skewed, bias": dict(tokens=2000, routing="skewed", bias=True),
+    "nothing live": dict(tokens=8, dead=8),
+    "1 token, shared": dict(tokens=1, shape=Shape(24, 4, 512, 384, 768)),
+    "13 tokens, shared": dict(tokens=13, dead=2, shape=Shape(24, 4, 512, 384, 384)),
+    "60 tokens, shared": dict(tokens=60, dead=2, shape=Shape(24, 4, 512, 384, 768)),
+    "900 tokens, shared": dict(tokens=900, dead=2, shape=Shape(24, 4, 512, 384, 768)),
+    "2880 wide, 9 tokens": dict(tokens=9, bias=True, shape=Shape(6, 2, 2880, 2880)),
+    "1 token, shared": dict(tokens=1, shape=Shape(24, 4, 512, 384, 768)),
+    "13 tokens, shared": dict(tokens=13, dead=2, shape=Shape(24, 4, 512, 384, 384)),
+    "60 tokens, shared": dict(tokens=60, dead=2, shape=Shape(24, 4, 512, 384, 768)),
+    "900 tokens, shared": dict(tokens=900, dead=2, shape=Shape(24, 4, 512, 384, 768)),
+    "2880 wide, 900 tokens": dict(tokens=900, bias=True, shape=Shape(6, 2, 2880, 2880)),
+}
+
+
+def check(
+    name: str,
+    tokens: int,
+    shape: Shape = Shape(24, 4, 512, 384),
+    routing: str = "random",
+    dead: int = 0,
+    bias: bool = False,
+    gate: Callable[..., Any] = gate,
+    plan: gpu.ExpertsPlan | None = None,
+) -> str:
+    rng = np.random.default_rng(time.time_ns())
+    experts = route(shape, tokens, routing, rng)
+    experts[tokens - dead :] = shape.experts
+    x = rng.standard_normal((tokens, shape.model)).astype(np.float32)
+    if not shape.shared:
+        x[tokens - dead :] = np.nan
+    up, down, shared = weights(shape, int(rng.integers(2**31)))
+    biases = None
+    if bias:
+        biases = jnp.asarray(rng.standard_normal((shape.experts, 2, shape.ffn)), jnp.bfloat16)
+    shares = jnp.asarray(rng.random(experts.shape), jnp.float32)
+    args = (jnp.asarray(x, jnp.bfloat16), jnp.asarray(experts), shares, up, down)
+    got = jax.jit(lambda *a: gpu.run(*a, gate=gate, bias=biases, shared=shared, plan=plan))(*args)
+    # The reference takes every token to every expert: a part of the tokens at a time.
+    wide = jax.jit(lambda *a: reference.run(*a, gate=gate, bias=biases, shared=shared))
+    parts = [
+        wide(args[0][i : i + 512].astype(jnp.float32), args[1][i : i + 512], shares[i : i + 512],
+             up, down)
+        for i in range(0, tokens, 512)
+    ]  # fmt: skip
+    want = jnp.concatenate(parts)
+    got = got.astype(jnp.float32)
+    error = float(jnp.linalg.norm(got - want) / jnp.maximum(jnp.linalg.norm(want), 1e-9))
+    fine = error < 1e-2 and (shape.shared > 0 or not bool(got[tokens - dead :].any()))
+    RESULTS.append({"check": name, "error": error, "ok": fine})
+    return f"{'ok  ' if fine else 'FAIL'} {name}: error {error:.2e}"
+
+
+QUEUED = 6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A compiled chain of calls, and the time that its bytes or operations must take."""
+
+    name: str
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    calls: int
+    touched: float
+    roofline_us: float
+
+    def measure(self) -> str:
+        """Median of 9 batches of queued runs: the host prepares one while another runs."""
+        jax.block_until_ready(self.run(*self.args))
+        times = []
+        for _ in range(9):
+            start = time.perf_counter()
+            jax.block_until_ready([self.run(*self.args) for _ in range(QUEUED)])
+            times.append((time.perf_counter() - start) / self.calls / QUEUED * 1e6)
+        us = float(np.median(times))
+        share = self.roofline_us / us
+        RESULTS.append({"name": self.name, "us": us, "roofline_us": self.roofline_us})
+        return (
+            f"{self.name}: {us:.1f} us, {self.touched:.1f} experts, roofline "
+            f"{self.roofline_us:.1f} us, {100 * share:.0f}%"
+        )
+
+
+def timing(
+    name: str,
+    shape: Shape,
+    held: Held,
+    tokens: int,
+    plan: gpu.ExpertsPlan | None = None,
+    routing: str = "random",
+) -> Measured:
+    """Calls on the outputs of the one before, each with its own routing."""
+    calls = 8 if tokens < 1024 else 2
+    rng = np.random.default_rng(0)
+    routes = np.stack([route(shape, tokens, routing, rng) for _ in range(calls)])
+    if tokens == 1:  # the calls' experts differ as long as there are enough
+        routes.flat[:] = np.resize(rng.permutation(shape.experts), routes.size)
+    x = jax.random.normal(jax.random.key(1), (tokens, shape.model), jnp.bfloat16)
+    shares = jnp.full(routes.shape[1:], 1.0, jnp.float32)
+
+    def chain(x: Any, routes: Any, shares: Any, up: Any, down: Any, shared: Any) -> Any:
+        for i in range(calls):
+            args = (x, routes[i], shares, up, down)
+            x = x + gpu.run(*args, gate=gate, bias=None, shared=shared, plan=plan)
+        return x
+
+    args = (x, jnp.asarray(routes), shares, *held)
+    touched = float(np.mean([len(np.unique(each)) for each in routes]))
+    weights_of_one = 3 * shape.model * shape.ffn
+    parts = shape.shared / shape.ffn
+    moved = 2 * (touched + parts) * weights_of_one + 4 * tokens * shape.model
+    rate = 2 * tokens * (shape.top_k + parts) * weights_of_one / MATRIX_RATE
+    roofline = max(moved / BANDWIDTH, rate) * 1e6
+    run = jax.jit(chain).lower(*args).compile()
+    return Measured(name, run, args, calls, touched, roofline)
+
+
+def kernels(cases: list[Measured]) -> None:
+    """Time of every kernel of each case, from the profiler."""
+    for case in cases:
+        folder = tempfile.mkdtemp()
+        with jax.profiler.trace(folder):
+            jax.block_until_ready([case.run(*case.args) for _ in range(2)])
+        (path,) = glob.glob(folder + "/**/*.trace.json.gz", recursive=True)
+        events = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
+        names = {
+            e["pid"]: e["args"].get("name", "") for e in events if e.get("name") == "process_name"
+        }
+        total: dict[str, float] = {}
+        for event in events:
+            if event.get("ph") == "X" and "GPU" in names.get(event["pid"], ""):
+                total[event["name"]] = total.get(event["name"], 0) + event["dur"]
+        per_call = {k[:30]: v / 2 / case.calls for k, v in total.items()}
+        longest = sorted(per_call.items(), key=lambda pair: -pair[1])[:12]
+        print(f"  {case.name}:", ", ".join(f"{k} {v:.1f}" for k, v in longest), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", nargs="*", help="names of checks; none given: all of them")
+    parser.add_argument("--time", nargs="*", help="shapes; none given: v2-lite and qwen3-30b")
+    parser.add_argument("--tokens", nargs="*", type=int, default=[1, 8, 64, 256, 8192])
+    parser.add_argument("--profile", action="store_true", help="each kernel's time too")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    if options.check is not None:
+        with ThreadPoolExecutor(8) as pool:
+            found = [pool.submit(check, n, **CHECKS[n]) for n in options.check or CHECKS]
+            for each in found:
+                print(each.result(), flush=True)
+    if options.time is not None:
+        print(jax.__version__, jax.devices()[0].device_kind, flush=True)
+        for name in options.time or ("v2-lite", "qwen3-30b"):
+            shape, held = SHAPES[name], weights(SHAPES[name])
+            builders = [
+                partial(timing, f"{name} x {tokens}", shape, held, tokens)
+                for tokens in options.tokens
+            ]
+            with ThreadPoolExecutor(8) as pool:
+                cases = list(pool.map(lambda build: build(), builders))
+            for case in cases:
+                print(case.measure(), flush=True)
+            if options.profile:
+                kernels(cases)
+    if options.json:
+        Path(options.json).write_text(json.dumps(RESULTS, indent=1))
+
+
+if __name__ == "__main__":
+    main()
