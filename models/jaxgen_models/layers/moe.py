@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from jaxgen_models.layers.collective import sum_experts, sum_shards
+from jaxgen_models.layers.collective import EXPERT_AXIS, sum_experts, sum_shards
 from jaxgen_models.layers.experts import Experts
-from jaxgen_models.layers.gating import Gating
+from jaxgen_models.layers.gating import ActivatedGate, Gating
 from jaxgen_models.layers.linear import project_to_float32
 from jaxgen_models.layers.mlp import GatedMLP
 from jaxgen_models.layers.router import Router
 from jaxgen_models.moe_config import RouterConfig
+from pallas_kernels.expert_mlp import SharedExpert
 
 
 class MoE(nnx.Module):
@@ -33,22 +34,34 @@ class MoE(nnx.Module):
         self.experts = Experts(weights, gating)
         self.shared = _shared(weights, activation) if "shared_gate_up" in weights else None
         self.shared_gate = nnx.Param(weights["shared_gate"]) if "shared_gate" in weights else None
+        self.alike = gating == ActivatedGate(activation)
 
     def __call__(
         self, x: Float[Array, "tokens model"], live: Bool[Array, " tokens"]
     ) -> Float[Array, "tokens model"]:
         """live: which tokens are not padding."""
         chosen = self.router(x)
-        out = sum_experts(self.experts.partial(x, chosen, live))
-        if self.shared is not None:
-            shared = self.shared.partial(x)
-            if self.shared_gate is not None:
-                gate = jax.nn.sigmoid(project_to_float32(x, self.shared_gate[...]))
-                shared = (shared.astype(jnp.float32) * gate).astype(x.dtype)
+        if self.shared is None:
+            out = sum_experts(self.experts.partial(x, chosen, live))
+        elif self.alike and jax.lax.axis_size(EXPERT_AXIS) == 1:
+            # As one operation, in which a kernel can serve the shared expert as one of many.
+            weights = (self.shared.gate_up[...], self.shared.down[...])
+            out = self.experts.partial(x, chosen, live, SharedExpert(*weights, self._gate(x)))
+        else:
+            out = sum_experts(self.experts.partial(x, chosen, live))
+            shared, gate = self.shared.partial(x), self._gate(x)
+            if gate is not None:
+                shared = (shared.astype(jnp.float32) * gate[:, None]).astype(x.dtype)
             out = out + shared
         out = sum_shards(out)
         bias = self.experts.bias(chosen)
         return out if bias is None else out + bias
+
+    def _gate(self, x: Float[Array, "tokens model"]) -> Float[Array, " tokens"] | None:
+        """What the shared expert's output is multiplied by, where it is."""
+        if self.shared_gate is None:
+            return None
+        return jax.nn.sigmoid(project_to_float32(x, self.shared_gate[...]))[:, 0]
 
 
 def _shared(weights: Mapping[str, Any], activation: str) -> GatedMLP:
