@@ -104,10 +104,6 @@ CHECKS: dict[str, dict[str, Any]] = {
     "60 tokens, shared": dict(tokens=60, dead=2, shape=Shape(24, 4, 512, 384, 768)),
     "900 tokens, shared": dict(tokens=900, dead=2, shape=Shape(24, 4, 512, 384, 768)),
     "2880 wide, 9 tokens": dict(tokens=9, bias=True, shape=Shape(6, 2, 2880, 2880)),
-    "1 token, shared": dict(tokens=1, shape=Shape(24, 4, 512, 384, 768)),
-    "13 tokens, shared": dict(tokens=13, dead=2, shape=Shape(24, 4, 512, 384, 384)),
-    "60 tokens, shared": dict(tokens=60, dead=2, shape=Shape(24, 4, 512, 384, 768)),
-    "900 tokens, shared": dict(tokens=900, dead=2, shape=Shape(24, 4, 512, 384, 768)),
     "2880 wide, 900 tokens": dict(tokens=900, bias=True, shape=Shape(6, 2, 2880, 2880)),
 }
 
