@@ -1,0 +1,275 @@
+"""One product on Hopper: persistent blocks of threads, each with its own rows of the weight.
+
+Tokens are the rows of the matrix unit, rows of the weight its columns: a tile may then be any
+multiple of 8 rows, so that every SM gets the same share of the weight. Blocks of threads in a
+cluster read the tokens once together; where tiles are too few, they share the sum too.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Float
+
+from pallas_kernels.product.gpu_plan import ROWS, Plan
+
+ACTIVATIONS: Final[dict[str, Callable[[jax.Array], jax.Array]]] = {
+    "silu": lambda x: x / (1 + jnp.exp(-x)),
+    "gelu_tanh": lambda x: x * 0.5 * (1 + jnp.tanh(0.7978845608 * (x + 0.044715 * (x * x * x)))),
+    "relu": lambda x: jnp.maximum(x, 0.0),
+}
+_BAND = 8  # tiles of tokens that are walked together: their tokens and weights stay in the L2
+
+
+def _tiles(columns: int, dtype: Any) -> tuple[Any, ...]:
+    """How rows of so many columns lie in shared memory: by the widest swizzle that fits."""
+    size = jnp.dtype(dtype).itemsize
+    for bytes_ in (128, 64, 32):
+        if columns * size % bytes_ == 0:
+            tiling = plgpu.TilingTransform((8, bytes_ // size))
+            return tiling, plgpu.SwizzleTransform(bytes_)
+    return ()
+
+
+# Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
+@partial(jax.jit, static_argnames=("plan", "out_dtype", "activation", "read_ahead", "interpret"))
+def multiply(
+    x: Float[Array, "tokens in"],
+    weight: Float[Array, "parts out in"],
+    *,
+    plan: Plan,
+    out_dtype: Any,
+    activation: str | None,
+    read_ahead: bool,
+    interpret: Any = None,
+) -> Float[Array, "tokens out"]:
+    """x @ weight.T in tiles; with two parts, activation(x @ gate.T) * (x @ up.T).
+
+    tokens: a multiple of 8. read_ahead: read weights before the kernels before this one have ended.
+    """
+    parts, outputs, _ = weight.shape
+    blocks, chunk = plan.blocks, plan.chunk(jnp.dtype(out_dtype).itemsize)
+
+    def narrow(*shape: int) -> Any:
+        return plgpu.SMEM(shape, x.dtype, transforms=_tiles(plan.depth, x.dtype))
+
+    released: dict[str, Any] = {"num_arrivals": blocks, "num_barriers": plan.slots}
+    scratch = {
+        "tokens": narrow(plan.slots, blocks * ROWS, plan.depth),
+        "weights": narrow(plan.slots, parts * plan.columns, plan.depth),
+        "result": plgpu.SMEM((blocks, ROWS, chunk), out_dtype, transforms=_tiles(chunk, out_dtype)),
+        "full": plgpu.Barrier(num_arrivals=1 + parts, num_barriers=plan.slots),
+        "free": plgpu.ClusterBarrier(collective_axes=("peer",), **released)
+        if plan.cluster > 1
+        else plgpu.Barrier(**released),
+    }
+    if plan.splits > 1:
+        scratch["inbox"] = plgpu.SMEM(
+            (plan.splits, blocks, ROWS, plan.share),
+            jnp.float32,
+            transforms=_tiles(plan.share, jnp.float32),
+        )
+        scratch["arrived"] = plgpu.Barrier(num_arrivals=plan.splits, num_barriers=blocks)
+        scratch["summed"] = plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=blocks)
+
+    def body(x_ref: Any, weight_ref: Any, out_ref: Any, *given: Any) -> None:
+        named = dict(zip(scratch, given, strict=True))
+        refs = SimpleNamespace(x=x_ref, weight=weight_ref, out=out_ref, **named)
+        here = _Here(plan, x.shape[0], weight.shape)
+        # Only the interpreter knows nothing of kernels that begin before the one before has ended.
+        waits = interpret is None
+        worker = lax.axis_index("warpgroup")
+        pl.when(worker == blocks)(lambda: _stream(here, refs, read_ahead, waits))
+        pl.when(worker < blocks)(lambda: _compute(here, refs, worker, activation, waits))
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((x.shape[0], outputs), out_dtype),
+        scratch_types=list(scratch.values()),
+        grid=(_Here.clusters_of(plan, x.shape[0], outputs),),
+        grid_names=("cluster",),
+        cluster=(plan.cluster, plan.splits),
+        cluster_names=("peer", "part"),
+        num_threads=blocks + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=True),
+        interpret=interpret,
+    )(x, weight)
+
+
+class _Here:
+    """Where a block of threads is in the product: its tiles, and the steps of each."""
+
+    def __init__(self, plan: Plan, tokens: int, weight: tuple[int, int, int]) -> None:
+        self.plan, self.tokens = plan, tokens
+        self.parts, self.outputs, inputs = weight
+        self.height = min(plan.blocks * ROWS, tokens)  # of a tile
+        self.down = -(-tokens // self.height)
+        self.tiles = self.down * -(-self.outputs // (plan.columns * plan.cluster))
+        self.clusters = self.clusters_of(plan, tokens, self.outputs)
+        self.steps = inputs // (plan.depth * plan.splits)  # of one tile
+        self.cluster, self.peer = lax.axis_index("cluster"), lax.axis_index("peer")
+        self.part = lax.axis_index("part")
+        self.turns = (self.tiles - self.cluster + self.clusters - 1) // self.clusters
+
+    @staticmethod
+    def clusters_of(plan: Plan, tokens: int, outputs: int) -> int:
+        """Clusters that have something to do."""
+        down = -(-tokens // min(plan.blocks * ROWS, tokens))
+        return min(plan.clusters, down * -(-outputs // (plan.columns * plan.cluster)))
+
+    def tile(self, turn: Any) -> tuple[Any, Any]:
+        """First token, and first row of the weight, of the tile of this turn.
+
+        The last tiles may overlap the ones before: what is computed twice comes out the same.
+        """
+        tile, token = self.cluster + turn * self.clusters, 0
+        if self.down > 1:
+            per_band = _BAND * (self.tiles // self.down)
+            band = lax.div(tile, jnp.int32(per_band))
+            rest = tile - band * per_band
+            size = jnp.minimum(self.down - band * _BAND, _BAND)
+            token = (band * _BAND + lax.rem(rest, size)) * self.height
+            token = pl.multiple_of(jnp.minimum(token, self.tokens - self.height), 8)
+            tile = lax.div(rest, size)
+        row = (tile * self.plan.cluster + self.peer) * self.plan.columns
+        return token, pl.multiple_of(jnp.minimum(row, self.outputs - self.plan.columns), 8)
+
+    def slot(self, step: Any) -> Any:
+        """The slot of a step, counted over all turns."""
+        return lax.rem(step, jnp.int32(self.plan.slots))
+
+    def inputs(self, step: Any) -> Any:
+        """The elements of the inputs that a step multiplies."""
+        index = self.part * self.steps + lax.rem(step, jnp.int32(self.steps))
+        return pl.ds(pl.multiple_of(index * self.plan.depth, 64), self.plan.depth)
+
+
+def _stream(here: _Here, refs: Any, read_ahead: bool, waits: bool) -> None:
+    """The loading warpgroup: weights and tokens of every step, as slots come free."""
+    plgpu.set_max_registers(40, action="decrease")
+    plan, total = here.plan, here.turns * here.steps
+
+    def weights(step: Any) -> None:
+        slot, (_, row) = here.slot(step), here.tile(lax.div(step, jnp.int32(here.steps)))
+        for part in range(here.parts):
+            plgpu.copy_gmem_to_smem(
+                refs.weight.at[part, pl.ds(row, plan.columns), here.inputs(step)],
+                refs.weights.at[slot, pl.ds(part * plan.columns, plan.columns)],
+                refs.full.at[slot],
+            )
+
+    def tokens(step: Any) -> None:
+        slot, (token, _) = here.slot(step), here.tile(lax.div(step, jnp.int32(here.steps)))
+        plgpu.copy_gmem_to_smem(
+            refs.x.at[pl.ds(token, here.height), here.inputs(step)],
+            refs.tokens.at[slot, pl.ds(0, here.height)],
+            refs.full.at[slot],
+            collective_axes="peer" if plan.cluster > 1 else None,
+        )
+
+    first = min(plan.slots, here.steps)
+    if waits and not read_ahead:
+        plgpu.griddepcontrol_wait()
+    for step in range(first):
+        weights(jnp.int32(step))
+    if waits and read_ahead:
+        plgpu.griddepcontrol_wait()
+    for step in range(first):
+        tokens(jnp.int32(step))
+
+    @pl.loop(first, total)
+    def _step(step: Any) -> None:
+        pl.when(step >= plan.slots)(lambda: plgpu.barrier_wait(refs.free.at[here.slot(step)]))
+        weights(step)
+        tokens(step)
+
+    @pl.loop(jnp.maximum(total - plan.slots, 0), total)  # every release is seen before the end
+    def _drain(step: Any) -> None:
+        plgpu.barrier_wait(refs.free.at[here.slot(step)])
+
+
+def _compute(here: _Here, refs: Any, worker: Any, activation: str | None, waits: bool) -> None:
+    """A computing warpgroup: 64 tokens by the tile's rows of the weight, turn after turn."""
+    plan = here.plan
+    if waits:
+        plgpu.griddepcontrol_launch_dependents()
+        plgpu.griddepcontrol_wait()
+    mine = pl.ds(pl.multiple_of(worker * ROWS, ROWS), ROWS)
+
+    @pl.loop(0, here.turns)
+    def _turn(turn: Any) -> None:
+        def product(accumulator: Any) -> jax.Array:
+            @pl.loop(0, here.steps)
+            def _step(index: Any) -> None:
+                step = turn * here.steps + index
+                slot = here.slot(step)
+                plgpu.barrier_wait(refs.full.at[slot])
+                tokens, weights = refs.tokens.at[slot, mine], refs.weights.at[slot]
+                plgpu.wgmma(accumulator, tokens, weights.transpose((1, 0)))
+                plgpu.wgmma_wait(1)  # the step before is done with its slot
+
+                @pl.when(index > 0)
+                def _release() -> None:
+                    plgpu.barrier_arrive(refs.free.at[here.slot(step - 1)])
+
+            return accumulator[...]
+
+        wide = plgpu.ACC((ROWS, here.parts * plan.columns), jnp.float32)
+        value = pl.run_scoped(product, wide)
+        plgpu.barrier_arrive(refs.free.at[here.slot((turn + 1) * here.steps - 1)])
+        if activation is not None:
+            gate, up = value[:, : plan.columns], value[:, plan.columns :]
+            value = ACTIVATIONS[activation](gate) * up
+        if plan.splits > 1:
+            value = _sum(here, refs, worker, value)
+        _store(here, refs, worker, value, turn)
+
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _sum(here: _Here, refs: Any, worker: Any, value: jax.Array) -> jax.Array:
+    """This block's columns of the tile, summed in a fixed order over the blocks that share it."""
+    splits, share = here.plan.splits, here.plan.share
+    for part in range(splits):
+        plgpu.async_store_smem(
+            value[:, part * share : (part + 1) * share],
+            refs.inbox.at[here.part, worker],
+            refs.arrived.at[worker],
+            cluster_idx=jnp.int32(part),
+            cluster_dim="part",
+        )
+    plgpu.barrier_wait(refs.arrived.at[worker])
+    total = jnp.float32(0)
+    for part in range(splits):
+        total += plgpu.load(refs.inbox.at[part, worker], layout=plgpu.Layout.WGMMA)
+    # Nobody sends the next tile's parts, or ends, before all have read these.
+    plgpu.barrier_arrive(refs.summed)
+    plgpu.barrier_wait(refs.summed)
+    return total
+
+
+def _store(here: _Here, refs: Any, worker: Any, value: jax.Array, turn: Any) -> None:
+    """A warpgroup's part of the tile, by way of shared memory, a few columns at a time."""
+    plan, chunk = here.plan, refs.result.shape[-1]
+    token, row = here.tile(turn)
+    for first in range(0, plan.share, chunk):
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        refs.result[worker] = value[:, first : first + chunk].astype(refs.result.dtype)
+        plgpu.commit_smem()
+        columns = pl.ds(pl.multiple_of(row + here.part * plan.share + first, 8), chunk)
+        for block in range(plan.blocks):
+            count = min(here.height - block * ROWS, ROWS)
+
+            @pl.when(worker == block)
+            def _(block: int = block, count: int = count, columns: Any = columns) -> None:
+                plgpu.copy_smem_to_gmem(
+                    refs.result.at[block, pl.ds(0, count)],
+                    refs.out.at[pl.ds(token + block * ROWS, count), columns],
+                )

@@ -1,0 +1,105 @@
+"""Block sizes of the Hopper product: measured ones where a tuner stored them, else a rule."""
+
+from dataclasses import dataclass
+
+import jax
+
+from pallas_kernels.product.checks import ProductProblem
+from pallas_kernels.tuning import tuned
+
+ROWS = 64  # tokens of one warpgroup
+GRANULE = 8  # tokens are padded to multiples of it
+_MOST_BLOCKS = 4  # warpgroups that compute, beside the one that loads
+_SMS = 132  # of an H100 or H200
+_SHARED_MEMORY = 227 * 1024 - 3072  # bytes for tiles
+_SMALLEST = 4 << 20  # bytes of a weight; below, a launch costs more than there is to gain
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a product is cut.
+
+    blocks: warpgroups of 64 tokens in a tile. columns: rows of the weight in a tile, of each part
+    if there are two. depth: their elements in one step. slots: steps in flight. cluster: blocks of
+    threads that share the tokens. splits: blocks of threads that share a sum. clusters: on the
+    chip, at most.
+    """
+
+    blocks: int
+    columns: int
+    depth: int
+    slots: int
+    cluster: int
+    clusters: int
+    splits: int = 1
+
+    @property
+    def share(self) -> int:
+        """Columns of a tile that one block of threads finishes."""
+        return self.columns // self.splits
+
+    def chunk(self, size: int) -> int:
+        """Columns that are stored at a time, in numbers of `size` bytes: at most 32 KiB."""
+        columns = self.share
+        while self.blocks * ROWS * columns * size > 2**15 and columns % 16 == 0:
+            columns //= 2
+        return columns
+
+
+def choose(problem: ProductProblem) -> Plan | str:
+    """The plan that serves the problem, or why XLA's own product should."""
+    if problem.inputs % ROWS or problem.outputs % GRANULE or problem.outputs < 2 * GRANULE:
+        return f"rows of the weight must be multiples of {ROWS}, their number one of {GRANULE}"
+    stored = _stored(problem)
+    if stored is not None:
+        plan = None if stored["by"] == "xla" else fit(problem, **stored["plan"])
+        return plan or "XLA's own product was measured to be as fast"
+    if problem.parts * problem.outputs * problem.inputs * 2 < _SMALLEST:
+        return "the weight is small"
+    return _by_rule(problem)
+
+
+def _stored(problem: ProductProblem) -> dict | None:
+    """What was measured for this weight, at the smallest number of tokens that is no smaller."""
+    if jax.default_backend() != "gpu":
+        return None
+    key = f"{problem.parts}x{problem.outputs}x{problem.inputs}"
+    measured = tuned("product").get(key, [])
+    return next((each for each in measured if each["tokens"] >= problem.tokens), None)
+
+
+def fit(
+    problem: ProductProblem, *, columns: int, depth: int, cluster: int, splits: int = 1
+) -> Plan | None:
+    """The plan with these sizes and as many slots as there is room for; None if it cannot be."""
+    blocks = min(-(-problem.tokens // ROWS), _MOST_BLOCKS)
+    clusters = {1: 132, 2: 66, 4: 32, 8: 16}[cluster * splits]
+    plan = Plan(blocks, columns, depth, 2, cluster, clusters, splits)
+    size = problem.out_dtype.itemsize
+    room = _SHARED_MEMORY - blocks * ROWS * plan.chunk(size) * size
+    if splits > 1:
+        room -= blocks * ROWS * columns * 4
+    slots = min(room // ((blocks * ROWS + problem.parts * columns) * depth * 2), 12)
+    wrong = problem.inputs % (depth * splits) or columns > problem.outputs or columns % (8 * splits)
+    if wrong or slots < 2:
+        return None
+    return Plan(blocks, columns, depth, slots, cluster, clusters, splits)
+
+
+def _by_rule(problem: ProductProblem) -> Plan | str:
+    """As even a share of the weight for every SM as tiles of at most so many rows can give."""
+    if problem.tokens > ROWS * _MOST_BLOCKS:
+        return "many tokens"
+    blocks = -(-problem.tokens // ROWS)
+    most = (256 if blocks <= 2 else 128) // problem.parts
+    cluster = 1 if problem.tokens <= 16 else 4
+    workers = {1: 132, 4: 128}[cluster]
+    for rounds in range(1, 1 + problem.outputs // 8):
+        columns = -(-problem.outputs // (workers * rounds * 8)) * 8
+        if columns > most:
+            continue
+        for depth in (128, 64):
+            plan = fit(problem, columns=columns, depth=depth, cluster=cluster)
+            if plan is not None and plan.slots >= 4:
+                return plan
+    return "no tile fits"

@@ -1,0 +1,89 @@
+"""The Hopper product: interpreted with race detection, lowered for CUDA, chosen or left to XLA."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import dispatch
+from pallas_kernels.product import gated_product, gpu, product
+from pallas_kernels.product.checks import ProductProblem, check
+from pallas_kernels.product.gpu_plan import Plan, choose
+from tests.kernels.product.conformance import CASES, assert_close, make
+
+SLOW = {"seventeen_rows", "a_warpgroup", "many_rows", "gated_by_relu", "three_rows", "nine_rows"}
+
+
+def _plan(tokens: int) -> Plan:
+    """Few columns and slots, so that tiles and slots are many."""
+    blocks = min(-(-tokens // 64), 4)
+    return Plan(blocks=blocks, columns=32, depth=64, slots=2, cluster=1, clusters=2)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES]
+)
+def test_interpreted_without_races(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    case = CASES[name]
+    x, weight, want = make(case, jnp.bfloat16)
+    problem = check(x, weight, out_dtype=case.out_dtype, activation=case.activation)
+    plan = _plan(case.tokens)
+    # Where tiles overlap, the same numbers are written twice: by design, and a race for a detector.
+    overlap = case.outputs % plan.columns or case.tokens > 256
+    out = gpu.run(
+        x,
+        weight,
+        problem,
+        weight_is_input=True,
+        plan=plan,
+        interpret=plgpu.InterpretGPUParams(detect_races=not overlap),
+    )
+    assert out.dtype == problem.out_dtype
+    assert_close(out, want)
+    assert "RACE DETECTED" not in "".join(capfd.readouterr())  # jax 0.11 prints, 0.12 raises
+
+
+def _lowered(tokens: int, weight: tuple[int, ...], **options: object) -> str:
+    call = product if len(weight) == 2 else gated_product
+    args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((tokens, weight[-1]), weight)]
+    with dispatch.lowering_for("cuda"):
+        traced = jax.jit(lambda *a: call(*a, weight_is_input=True, **options)).trace(*args)
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 100, 256])
+def test_lowers_for_cuda_and_is_chosen_there(tokens: int) -> None:
+    assert "mosaic_gpu" in _lowered(tokens, (4096, 4096))
+    assert "mosaic_gpu" in _lowered(tokens, (2, 14336, 4096), activation="silu")
+    assert "mosaic_gpu" in _lowered(tokens, (128256, 4096), out_dtype=jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("weight", "options", "dtype", "reason"),
+    [
+        ((4096, 4100), {}, jnp.bfloat16, "multiples of 64"),
+        ((4100, 4096), {}, jnp.bfloat16, "one of 8"),
+        ((64, 4096), {}, jnp.bfloat16, "small"),
+        ((4096, 4096), {}, jnp.float32, "bfloat16"),
+        ((2, 4096, 4096), {"activation": "gelu"}, jnp.bfloat16, "gelu"),
+    ],
+)
+def test_says_what_it_leaves_to_xla(
+    weight: tuple, options: dict, dtype: jnp.dtype, reason: str
+) -> None:
+    call = product if len(weight) == 2 else gated_product
+    x, weight = (jax.ShapeDtypeStruct(s, dtype) for s in ((8, weight[-1]), weight))
+    with pytest.raises(dispatch.UnsupportedShape, match=reason):
+        jax.eval_shape(lambda x, w: call(x, w, implementation="gpu", **options), x, weight)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 64, 128, 256])
+@pytest.mark.parametrize("outputs", [4096, 6144, 28672, 2560, 128256])
+def test_every_sm_gets_its_share(tokens: int, outputs: int) -> None:
+    bfloat16 = jnp.dtype(jnp.bfloat16)
+    problem = ProductProblem(tokens, 1, outputs, 4096, bfloat16, bfloat16, bfloat16, None)
+    plan = choose(problem)
+    assert isinstance(plan, Plan)
+    tiles = -(-outputs // plan.columns) * plan.splits
+    rounds = -(-tiles // (plan.clusters * plan.cluster * plan.splits))
+    assert outputs >= 0.8 * rounds * 132 * plan.columns / plan.splits
