@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Items
 
+from jaxgen.engine.constraints import Constraint
 from jaxgen.engine.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from jaxgen.sampling import Sampled, SamplingParams, demand_of
 from jaxgen.schedule.request import Request
@@ -21,7 +22,10 @@ class Continuation:
         seed: int,
         eos_ids: Items[int],
         tokenizer: Tokenizer | None,
+        constraint: Constraint | None = None,
     ) -> None:
+        """constraint: what it may say; None for anything."""
+        self.constraint = constraint
         self.request = request
         self.output = output
         self.params = params
@@ -43,6 +47,13 @@ class Continuation:
                 continues_text=True,
             )
         )
+
+    def scheduled(self, now: float) -> None:
+        """Its first step, or the first since it was preempted, is dispatched."""
+        times, request = self.output.times, self.request
+        if times.first_scheduled is None:
+            times.first_scheduled = now
+            self.output.cached_tokens = request.cached_tokens or 0
 
     def receive(self, token: int, sampled: Sampled, row: int) -> bool:
         """Takes the next token; whether it ends the continuation by its content.

@@ -12,7 +12,8 @@ import numpy as np
 from jaxgen.config import EngineConfig
 from jaxgen.engine.model import Model
 from jaxgen.engine.replay import Replay
-from jaxgen.engine.runner import StepRunner
+from jaxgen.engine.runner import SCORED, StepRunner
+from jaxgen.engine.scoring import scoring_buckets
 from jaxgen.ragged.batch import BatchItem, pack
 from jaxgen.ragged.buckets import Buckets
 from jaxgen.ragged.capacity import Capacity
@@ -131,7 +132,9 @@ class InferenceEngine:
             )
         sampling = self.runner.sampling_kinds
         kinds = (*sampling, "logits", "all_logits") if logits else sampling
-        self.runner.warm_up((kind, bucket) for bucket in self.buckets for kind in kinds)
+        keys = [(kind, bucket) for bucket in self.buckets for kind in kinds]
+        keys += [(SCORED, bucket) for bucket in scoring_buckets(self.buckets)]
+        self.runner.warm_up(keys)
 
     def query(self, uid: int, max_request_tokens: int, max_request_blocks: int) -> tuple[int, int]:
         """(tokens, blocks): how many of the wanted tokens fit, and the new blocks that costs."""

@@ -6,7 +6,7 @@ waits for the device.
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +18,7 @@ from jax.stages import Compiled, Lowered, Wrapped
 from jaxgen import sampling
 from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, abstract_pages
-from jaxgen.engine.step import hidden_step, logits_step, sampling_step
+from jaxgen.engine.step import hidden_step, logits_step, sampling_step, scoring_step
 from jaxgen.ragged.batch import packed_size
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import (
@@ -28,10 +28,14 @@ from jaxgen.sampling import (
     SamplerState,
     SamplingParams,
     SlotRow,
+    TokenLogprobs,
 )
 from jaxgen_models.cache import LayerPages
 
 logger = logging.getLogger(__name__)
+
+SCORED = "scored"
+"""The kind of step that samples, and says how likely each token of the prompts was."""
 
 type StepKey = tuple[str, Bucket]
 
@@ -92,6 +96,13 @@ class StepRunner:
         except jax.errors.JaxRuntimeError as error:
             raise StepFailed(f"admission to slot {slot} failed on the device: {error}") from error
 
+    def write_masks(self, slots: Items[int], masks: np.ndarray) -> None:
+        """Says which tokens slots may draw, int32 [len(slots), words]; in order with the steps."""
+        try:
+            self._sampler = sampling.write_masks(self._sampler, slots, masks)
+        except jax.errors.JaxRuntimeError as error:
+            raise StepFailed(f"masks could not be written on the device: {error}") from error
+
     @property
     def sampling_kinds(self) -> tuple[Demand, ...]:
         """The kinds of sampling steps that there are on this platform."""
@@ -103,17 +114,30 @@ class StepRunner:
 
         demand: the most that any of its rows asks for.
         """
-        step = self._step(demand if demand in self.sampling_kinds else Demand.ANY, bucket)
+        (sampled,) = self._sampling(
+            demand if demand in self.sampling_kinds else Demand.ANY, bucket, packed
+        )
+        return sampled
+
+    def score(
+        self, bucket: Bucket, packed: np.ndarray, targets: np.ndarray
+    ) -> tuple[Sampled, TokenLogprobs]:
+        """As `sample`, whatever rows ask for, and the log-probabilities of targets [tokens]."""
+        sampled, scores = self._sampling(SCORED, bucket, packed, targets)
+        return sampled, scores
+
+    def _sampling(self, kind: str, bucket: Bucket, *inputs: np.ndarray) -> tuple[Any, ...]:
+        step = self._step(kind, bucket)
         try:
             with jax.disable_jit(self._eager):
-                self._pages, self._sampler, sampled = step(
-                    self.model.leaves, self._pages, self._sampler, self._send(packed)
+                self._pages, self._sampler, *results = step(
+                    self.model.leaves, self._pages, self._sampler, *map(self._send, inputs)
                 )
         except jax.errors.JaxRuntimeError as error:
             raise StepFailed(f"step {bucket} failed on the device: {error}") from error
-        for leaf in jax.tree.leaves(sampled):
+        for leaf in jax.tree.leaves(results):
             leaf.copy_to_host_async()
-        return sampled
+        return tuple(results)
 
     def read[T](self, results: T) -> T:
         """Waits for a step's results and gives them as numpy arrays, in the same tree."""
@@ -147,6 +171,8 @@ class StepRunner:
         for params in (SamplingParams(), SamplingParams(presence_penalty=1.0)):
             vocab = int(self.model.config.vocab_size)
             self.admit(0, sampling.slot_row(params, vocab_size=vocab, seed=0))
+        for state in sampling.compile_mask_sizes(self._sampler):
+            self._sampler = state
         self._warm = True
 
     def compiled(self, key: StepKey) -> Compiled:
@@ -183,6 +209,9 @@ class StepRunner:
         kind, bucket = key
         if kind in set(Demand):
             return sampling_step(self.model, bucket, Demand(kind), eager=self._eager)
+        if kind == SCORED:
+            demand = self.sampling_kinds[-1]
+            return scoring_step(self.model, bucket, demand, eager=self._eager)
         if kind == "hidden":
             return hidden_step(self.model, bucket, eager=self._eager)
         return logits_step(self.model, bucket, all_logits=kind == "all_logits", eager=self._eager)
@@ -192,14 +221,19 @@ class StepRunner:
         size = packed_size(bucket, len(self._num_blocks))
         packed = jax.ShapeDtypeStruct((size,), np.int32, sharding=self._replicated)
         shapes: list[Any] = [self.model.leaves, self._abstract_pages()]
-        if kind in set(Demand):
+        if kind in {*Demand, SCORED}:
             shapes.append(
                 sampling.abstract_state(
                     self._num_slots, self.model.config.vocab_size, self._replicated
                 )
             )
+        shapes.append(packed)
+        if kind == SCORED:
+            shapes.append(
+                jax.ShapeDtypeStruct((bucket.tokens,), np.int32, sharding=self._replicated)
+            )
         jitted = self._make(key)
-        return jitted, jitted.lower(*shapes, packed)
+        return jitted, jitted.lower(*shapes)
 
     def _abstract_pages(self) -> Pages:
         return abstract_pages(self.model, self._num_blocks, self._block_size)

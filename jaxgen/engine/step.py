@@ -4,6 +4,7 @@ One forward, two ends: logits for `put`, sampled tokens for generation. Everythi
 shard_map over the mesh, so that every collective is written down where it happens.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,19 @@ from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, page_specs
 from jaxgen.ragged.batch import StepBatch, unpack
 from jaxgen.ragged.buckets import Bucket
-from jaxgen.sampling import Demand, Sampled, SamplerState, sample
+from jaxgen.sampling import (
+    Demand,
+    Sampled,
+    SamplerState,
+    TokenLogprobs,
+    sample,
+    token_logprobs,
+)
 
 _REPLICATED = PartitionSpec()
+
+_SCORED_AT_ONCE = 128
+"""Tokens of a prompt whose logits are computed together: 64 MB of them at 128k of vocabulary."""
 
 
 def sampling_step(
@@ -36,10 +47,8 @@ def sampling_step(
         leaves: tuple[Array, ...], pages: Pages, sampler: SamplerState, packed: Int[Array, " words"]
     ) -> tuple[Pages, SamplerState, Sampled]:
         batch = _unpack(model, bucket, packed)
-        fed = sampler.last_token[batch.slots[batch.rows[0].token_places(bucket.tokens).row]]
-        tokens = jnp.where(batch.token_ids < 0, fed, batch.token_ids)
         decoder = model.merge(leaves)
-        hidden, pages = decoder(tokens, pages, batch.rows, batch.anchors)
+        hidden, pages = decoder(_fed(batch, sampler, bucket), pages, batch.rows, batch.anchors)
         logits = decoder.logits(hidden[batch.last_index])
         sampler, sampled = sample(logits, sampler, batch.slots, batch.emit, demand)
         return pages, sampler, sampled
@@ -50,6 +59,50 @@ def sampling_step(
         local,
         in_specs=(model.leaf_specs, pages, _REPLICATED, _REPLICATED),
         out_specs=(pages, _REPLICATED, _REPLICATED),
+        eager=eager,
+    )
+    return jax.jit(mapped, donate_argnums=(1, 2))
+
+
+def scoring_step(
+    model: Model, bucket: Bucket, demand: Demand = Demand.ANY, *, eager: bool = False
+) -> Wrapped:
+    """Jitted (leaves, pages, sampler, packed, targets) -> (pages, sampler, Sampled, TokenLogprobs).
+
+    As `sampling_step`, and beside what it samples the log-probabilities of targets [tokens], the
+    token that follows each one. Their logits are never there all at once.
+    """
+
+    def local(
+        leaves: tuple[Array, ...],
+        pages: Pages,
+        sampler: SamplerState,
+        packed: Int[Array, " words"],
+        targets: Int[Array, " tokens"],
+    ) -> tuple[Pages, SamplerState, Sampled, TokenLogprobs]:
+        batch = _unpack(model, bucket, packed)
+        decoder = model.merge(leaves)
+        hidden, pages = decoder(_fed(batch, sampler, bucket), pages, batch.rows, batch.anchors)
+        logits = decoder.logits(hidden[batch.last_index])
+        sampler, sampled = sample(logits, sampler, batch.slots, batch.emit, demand)
+
+        def score(block: tuple[Array, Array]) -> TokenLogprobs:
+            states, following = block
+            return token_logprobs(decoder.logits(states)[:, : model.config.vocab_size], following)
+
+        size = math.gcd(bucket.tokens, _SCORED_AT_ONCE)
+        blocks = (hidden.reshape(-1, size, hidden.shape[-1]), targets.reshape(-1, size))
+        scores = jax.tree.map(
+            lambda leaf: leaf.reshape(bucket.tokens, *leaf.shape[2:]), jax.lax.map(score, blocks)
+        )
+        return pages, sampler, sampled, scores
+
+    pages = page_specs(model)
+    mapped = _on_mesh(
+        model,
+        local,
+        in_specs=(model.leaf_specs, pages, _REPLICATED, _REPLICATED, _REPLICATED),
+        out_specs=(pages, _REPLICATED, _REPLICATED, _REPLICATED),
         eager=eager,
     )
     return jax.jit(mapped, donate_argnums=(1, 2))
@@ -91,6 +144,12 @@ def hidden_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped
         return pages, jnp.stack(states)
 
     return _jit_reading(model, local, eager)
+
+
+def _fed(batch: StepBatch, sampler: SamplerState, bucket: Bucket) -> Int[Array, " tokens"]:
+    """The batch's tokens; what only the device knows is what the row's slot sampled last."""
+    last = sampler.last_token[batch.slots[batch.rows[0].token_places(bucket.tokens).row]]
+    return jnp.where(batch.token_ids < 0, last, batch.token_ids)
 
 
 def _jit_reading(model: Model, local: Callable[..., Any], eager: bool) -> Wrapped:

@@ -17,7 +17,7 @@ class Demand(StrEnum):
     PLAIN = "sample_plain"
     """The likeliest token, as the model gives it."""
     DRAWN = "sample_drawn"
-    """Biases, penalties, temperature, min-p, top-k, top-p."""
+    """Biases, penalties, masks, temperature, min-p, top-k, top-p."""
     REPORTED = "sample_reported"
     """Log-probabilities as well."""
     ANY = "sample"
@@ -35,6 +35,7 @@ def demand_of(params: SamplingParams) -> Demand:
         params.penalised
         or params.logit_bias
         or params.min_tokens
+        or params.masked
         or params.allowed_token_ids is not None
     )
     return Demand.DRAWN if adjusted or not params.greedy else Demand.PLAIN

@@ -8,7 +8,8 @@ from typing import Any, Self, TypeGuard
 
 import numpy as np
 
-from jaxgen_checkpoints.errors import RefusedInput
+from jaxgen.sampling.invalid import InvalidParameter
+from jaxgen.sampling.structured import StructuredOutputs
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this mean greedy decoding."""
@@ -22,24 +23,14 @@ LARGEST_FACTOR = 1e9
 MAX_LOGPROBS = 20
 MAX_N = 16384
 MAX_BIASED_IDS = 320
-"""How many token ids of one request may carry a bias, be allowed, or be held back by min_tokens."""
+"""How many token ids of one request may carry a bias, or be held back by min_tokens."""
 
 _NOT_YET = {
-    "bad_words": "ban single tokens with logit_bias -100 instead",
     "logprob_token_ids": "ask for logprobs instead",
-    "structured_outputs": "constrain the text by the prompt instead",
     "thinking_token_budget": "bound the answer with max_tokens instead",
     "repetition_detection": "use frequency_penalty instead",
     "extra_args": "no plug-in reads them",
 }
-
-
-class InvalidParameter(RefusedInput):
-    """A sampling parameter is outside its range, or not supported; `param` is its name."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param} {message}")
-        self.param = param
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +63,9 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: None = None
+    bad_words: tuple[str, ...] = ()
+    structured_outputs: StructuredOutputs | None = None
     logprob_token_ids: None = None
-    structured_outputs: None = None
     thinking_token_budget: None = None
     repetition_detection: None = None
     extra_args: None = None
@@ -102,6 +93,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def many_allowed(self) -> bool:
+        """Whether allowed_token_ids are too many for the short list of a slot."""
+        return len(self.allowed_token_ids or ()) > MAX_BIASED_IDS
+
+    @property
+    def masked(self) -> bool:
+        """Whether each token is drawn from a set that the host computes."""
+        return bool(self.structured_outputs or self.bad_words or self.many_allowed)
 
     @property
     def penalised(self) -> bool:
@@ -155,18 +156,20 @@ class SamplingParams:
             raise InvalidParameter("spaces_between_special_tokens", "false is not supported yet")
 
     def _check_lists(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if not all(isinstance(text, str) and text for text in stop):
-            raise InvalidParameter("stop", f"must be non-empty strings, not {self.stop!r}")
-        self._set("stop", stop)
+        for name in ("stop", "bad_words"):
+            self._set(name, _texts(name, getattr(self, name)))
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids or ()))
         if self.allowed_token_ids is not None:
             allowed = _token_ids("allowed_token_ids", self.allowed_token_ids)
-            if not 1 <= len(allowed) <= MAX_BIASED_IDS:
-                message = f"must hold 1 to {MAX_BIASED_IDS} token ids, not {len(allowed)}"
-                raise InvalidParameter("allowed_token_ids", message)
+            if not allowed:
+                raise InvalidParameter("allowed_token_ids", "must hold at least one token id")
             self._set("allowed_token_ids", allowed)
         self._set("logit_bias", _biases(self.logit_bias or {}))
+        wanted = self.structured_outputs
+        if isinstance(wanted, Mapping):
+            self._set("structured_outputs", StructuredOutputs.from_mapping(wanted))
+        elif wanted is not None and not isinstance(wanted, StructuredOutputs):
+            raise InvalidParameter("structured_outputs", f"must be an object, not {wanted!r}")
 
     def _settle_temperature(self) -> None:
         if self.temperature < GREEDY_BELOW:
@@ -204,6 +207,14 @@ class SamplingParams:
             message = f"must be a number in {bracket}{low}, {high}], not {value!r}"
             raise InvalidParameter(name, message)
         self._set(name, float(value))
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    listed = (value,) if isinstance(value, str) else value or ()
+    texts = tuple(listed) if isinstance(listed, Iterable) else (listed,)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise InvalidParameter(name, f"must be non-empty strings, not {value!r}")
+    return tuple(text for text in texts if isinstance(text, str))
 
 
 def _token_ids(name: str, ids: object) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""One token per row, in the jitted step: bias, penalties, temperature, min-p, top-k, top-p, draw.
+"""One token per row, in the jitted step: bias, penalties, mask, temperature, cuts, draw.
 
 What a batch does not use costs one predicate. A row's draw depends on its logits, its seed and how
 many tokens it has generated: not on batch mates, slot, padding of the vocabulary, or a preemption.
@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 from jaxgen.sampling.branch import when
 from jaxgen.sampling.demand import Demand
 from jaxgen.sampling.logprobs import wanted_logprobs
+from jaxgen.sampling.masks import keep_allowed
 from jaxgen.sampling.state import MOST_COUNTED, SamplerState, SlotSettings, TokenBias
 from jaxgen.sampling.truncate import keep_min_p, keep_top_k, keep_top_p
 
@@ -58,6 +59,7 @@ def sample(
     reports = None if demand is Demand.ANY else demand is Demand.REPORTED
     adjusted = _biased(raw, asked.bias, generated, emit, draws)
     adjusted = _penalised(adjusted, state, asked, places, emit, draws)
+    adjusted = keep_allowed(adjusted, state.masks[places], emit & (asked.masked == 1), draws)
     tokens = _drawn(adjusted, asked, generated, emit, draws)
     reported = wanted_logprobs(raw, tokens, emit & (asked.num_logprobs >= 0), reports)
 

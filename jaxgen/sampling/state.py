@@ -7,7 +7,7 @@ token history follows only where a penalty reads it.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,8 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jaxgen.sampling.params import MAX_BIASED_IDS, InvalidParameter, SamplingParams
+from jaxgen.sampling.invalid import InvalidParameter
+from jaxgen.sampling.params import MAX_BIASED_IDS, SamplingParams
 
 ALWAYS = 2**31 - 1
 MOST_COUNTED = 2**15 - 1
@@ -42,7 +43,8 @@ class TokenBias:
 class SlotSettings:
     """What the request in each slot asked for.
 
-    `temperature` 0 is greedy, `top_k` 0 is off, `num_logprobs` -1 is none.
+    `temperature` 0 is greedy, `top_k` 0 is off, `num_logprobs` -1 is none. `masked` 1: only what
+    the slot's mask allows is drawn.
     """
 
     temperature: Float[Array, " slots"]
@@ -54,19 +56,24 @@ class SlotSettings:
     repetition_penalty: Float[Array, " slots"]
     seed: UInt[Array, "slots 2"]
     num_logprobs: Int[Array, " slots"]
+    masked: Int[Array, " slots"]
     bias: TokenBias
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """Settings and history of every slot. `output_counts` is int16 and stops at 32767."""
+    """Settings and history of every slot. `output_counts` is int16 and stops at 32767.
+
+    `masks`: bit i % 32 of word i // 32 says whether token i may come next, where a slot is masked.
+    """
 
     settings: SlotSettings
     generated: Int[Array, " slots"]
     last_token: Int[Array, " slots"]
     prompt_mask: Bool[Array, "slots vocab"]
     output_counts: Int[Array, "slots vocab"]
+    masks: UInt[Array, "slots words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,7 @@ def init(slots: int, vocab: int, sharding: jax.sharding.Sharding | None = None) 
         repetition_penalty=leaf(jnp.float32),
         seed=leaf(jnp.uint32, 2),
         num_logprobs=leaf(jnp.int32),
+        masked=leaf(jnp.int32),
         bias=bias,
     )
     return SamplerState(
@@ -110,6 +118,7 @@ def init(slots: int, vocab: int, sharding: jax.sharding.Sharding | None = None) 
         last_token=leaf(jnp.int32),
         prompt_mask=leaf(jnp.bool_, vocab),
         output_counts=leaf(jnp.int16, vocab),
+        masks=leaf(jnp.uint32, -(-vocab // 32)),
     )
 
 
@@ -148,6 +157,7 @@ def slot_row(
         "repetition_penalty": np.float32(params.repetition_penalty),
         "seed": np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32),
         "num_logprobs": np.int32(-1 if params.logprobs is None else params.logprobs),
+        "masked": np.int32(params.masked),
     }
     settings |= _token_bias(params, eos_ids, vocab_size)
     order = [entry.name for entry in (*fields(SlotSettings)[:-1], *fields(TokenBias))]
@@ -192,10 +202,10 @@ def _admit(
         seen = jnp.unpackbits(bits, count=prompt_mask.shape[1]).astype(jnp.bool_)
         prompt_mask = prompt_mask.at[slot].set(seen)
         output_counts = output_counts.at[slot].set(counts)
-    return SamplerState(
+    return replace(
+        state,
         settings=jax.tree.unflatten(tree, written),
         generated=state.generated.at[slot].set(packed[start]),
-        last_token=state.last_token,
         prompt_mask=prompt_mask,
         output_counts=output_counts,
     )
@@ -211,7 +221,8 @@ def _token_bias(
         held_back |= {} if params.ignore_eos else dict.fromkeys(eos_ids)
         within = [token for token in held_back if 0 <= token < vocab_size]
         entries += [(token, -np.inf, params.min_tokens) for token in within]
-    if params.allowed_token_ids is not None:
+    listed = params.allowed_token_ids is not None and not params.many_allowed
+    if params.allowed_token_ids is not None and listed:
         allowed = set(params.allowed_token_ids)
         entries = [entry for entry in entries if entry[0] in allowed]
         if allowed <= {token for token, _, until in entries if until != ALWAYS}:
@@ -228,5 +239,5 @@ def _token_bias(
     values = np.zeros(MAX_BIASED_IDS, np.float32)
     for place, entry in enumerate(entries):
         ids[place], values[place], until[place] = entry
-    only_listed = np.int32(params.allowed_token_ids is not None)
+    only_listed = np.int32(listed)
     return {"ids": ids, "values": values, "until": until, "only_listed": only_listed}

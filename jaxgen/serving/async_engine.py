@@ -19,6 +19,9 @@ from jaxgen_checkpoints.errors import RefusedInput
 SHORT_TEXT = 2000
 """Characters that are tokenised at once; longer prompts go to a thread, others go on meanwhile."""
 
+LONGEST_COMPILE = 30.0
+"""Seconds that a grammar may take; its library gives up long before."""
+
 type Listener = Callable[[FinishedRequest], None]
 
 
@@ -129,6 +132,10 @@ class AsyncEngine:
         """Goes on after `pause`."""
         await self.call(lambda: self._thread.pause(False))
 
+    async def reset_prefix_cache(self) -> None:
+        """No request begins with what was computed before; those that run are not disturbed."""
+        await self.call(self._thread.loop.engine.reset_prefix_cache)
+
     async def call[T](self, function: Callable[[], T]) -> T:
         """What `function` gives or raises, called in the engine's thread between two steps."""
         loop = self._asyncio
@@ -195,7 +202,10 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> None:
-        arrival = time.monotonic()
+        arrival, grammar, wanted = time.monotonic(), None, params.structured_outputs
+        if wanted is not None:
+            compiling = asyncio.to_thread(self._thread.loop.grammars.compile, wanted)
+            grammar = await asyncio.wait_for(compiling, LONGEST_COMPILE)
 
         def submit() -> None:
             output = self._thread.loop.submit(
@@ -206,6 +216,7 @@ class AsyncEngine:
                 priority=priority,
                 arrival=arrival,
                 cache_salt=cache_salt,
+                grammar=grammar,
             )
             self._thread.follow(stream, output)
 

@@ -153,7 +153,6 @@ def test_abort_frees_at_once_and_disturbs_nobody(served):
         ([], greedy(), RefusedInput, "token ids"),
         ([512], greedy(), RefusedInput, "512"),
         ([1], greedy(logit_bias={600: 1.0}), InvalidParameter, "600"),
-        ([1], greedy(prompt_logprobs=1), InvalidParameter, "prompt_logprobs"),
         (
             [1],
             greedy(allowed_token_ids=[3], stop_token_ids=[3], min_tokens=2),

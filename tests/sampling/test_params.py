@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxgen.sampling import InvalidParameter, SamplingParams
+from jaxgen.sampling import InvalidParameter, SamplingParams, StructuredOutputs
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,22 @@ from jaxgen.sampling import InvalidParameter, SamplingParams
         ("logit_bias", dict.fromkeys(range(321), 1)),
         ("allowed_token_ids", []),
         ("ignore_eos", 1),
-        ("bad_words", ["no"]),
-        ("structured_outputs", {"regex": "a"}),
+        ("bad_words", ["no", ""]),
+        ("bad_words", 3),
+        ("structured_outputs", "json"),
+        ("structured_outputs", {}),
+        ("structured_outputs", {"regex": "a", "choice": ["b"]}),
+        ("structured_outputs", {"regex": ""}),
+        ("structured_outputs", {"json": "[1]"}),
+        ("structured_outputs", {"json": "{"}),
+        ("structured_outputs", {"choice": []}),
+        ("structured_outputs", {"choice": ["a", ""]}),
+        ("structured_outputs", {"schema": {}}),
+        ("structured_outputs", {"regex": "a" * 600_000}),
+        ("logprob_token_ids", [1]),
+        ("thinking_token_budget", 5),
+        ("repetition_detection", {"min_count": 2}),
+        ("extra_args", {"a": 1}),
         ("spaces_between_special_tokens", False),
     ],
 )
@@ -67,6 +81,14 @@ def test_defaults_and_normal_forms():
     assert params.stop_token_ids == (4, 2)
     assert params.logit_bias == {7: 100.0, 8: -100.0}
     assert params.logprobs == 1
+
+
+def test_structured_outputs_have_one_kind():
+    params = SamplingParams(structured_outputs={"json": {"type": "object"}, "regex": None})
+    assert params.structured_outputs == StructuredOutputs(json='{"type": "object"}')
+    assert params.structured_outputs.kind == "json"
+    assert params.masked
+    assert StructuredOutputs(json_object=True, choice=None).kind == "json_object"
 
 
 def test_tiny_temperatures():

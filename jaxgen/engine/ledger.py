@@ -1,0 +1,197 @@
+"""The requests that a loop serves, from submission to their end, and what is told of them."""
+
+import itertools
+from collections.abc import Sequence as Items
+
+import numpy as np
+
+from jaxgen.engine.constraints import Constraint, ConstraintPool
+from jaxgen.engine.continuation import Continuation
+from jaxgen.engine.engine import InferenceEngine
+from jaxgen.engine.outputs import FinishReason, RequestOutput, RequestTimes
+from jaxgen.grammar.compiler import Grammar, GrammarCompiler
+from jaxgen.grammar.rules import rules_of
+from jaxgen.sampling import SamplingParams, SlotRow, slot_row
+from jaxgen.schedule.request import Request
+from jaxgen.schedule.scheduler import Scheduler
+from jaxgen.text.tokenizer import Tokenizer
+
+_FIRST_UID = 1 << 40  # far from the uids that callers of `put` choose
+
+
+class Ledger:
+    """Every request has its output here, and every continuation its scheduled request.
+
+    To be read: scheduler, grammars, masks, scored (by uid: the outputs whose prompts are scored,
+    and how many likeliest tokens of each position).
+    """
+
+    def __init__(
+        self, engine: InferenceEngine, tokenizer: Tokenizer | None, eos_ids: Items[int]
+    ) -> None:
+        self._engine = engine
+        self._vocab_size = int(engine.model.config.vocab_size)
+        self._tokenizer = tokenizer
+        self._eos_ids = tuple(eos_ids)
+        self.grammars = GrammarCompiler(tokenizer, self._vocab_size, eos_ids)
+        self.scheduler = Scheduler(engine.limits, engine.state)
+        self.masks = ConstraintPool()
+        self.scored: dict[int, tuple[RequestOutput, int]] = {}
+        self._continuations: dict[int, Continuation] = {}
+        self._outputs: dict[str, RequestOutput] = {}
+        self._changed: dict[str, RequestOutput] = {}
+        self._uids = itertools.count(_FIRST_UID)
+        self._seeds = np.random.default_rng(engine.config.seed)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether any request still has tokens to come."""
+        return bool(self._outputs)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """(continuations that run, those that wait)."""
+        waiting = len(self.scheduler.waiting)
+        return len(self._continuations) - waiting, waiting
+
+    def __getitem__(self, uid: int) -> Continuation:
+        """The continuation of a request that has not ended."""
+        return self._continuations[uid]
+
+    def find(self, uid: int) -> Continuation | None:
+        """The same; None if it has ended."""
+        return self._continuations.get(uid)
+
+    def submit(
+        self,
+        request_id: str,
+        prompt_ids: Items[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+        arrival: float = 0.0,
+        cache_salt: str | None = None,
+        grammar: Grammar | None = None,
+    ) -> RequestOutput:
+        """As GenerationLoop.submit."""
+        if request_id in self._outputs:
+            raise ValueError(f"request {request_id} is in the engine already")
+        params.validate(self._vocab_size)
+        ids = self._engine.check_tokens(request_id, prompt_ids).tolist()
+        if params.structured_outputs is not None and grammar is None:
+            grammar = self.grammars.compile(params.structured_outputs)
+        room = max(1, self._engine.state.max_context - len(ids))
+        wanted = room if params.max_tokens is None else params.max_tokens
+        output = RequestOutput(
+            request_id, prompt, ids, [], max_tokens=wanted, times=RequestTimes(arrival)
+        )
+        seed = params.seed if params.seed is not None else int(self._seeds.integers(1 << 62))
+        begun: list[Request] = []
+        try:
+            for index in range(params.n):
+                request = Request(
+                    next(self._uids),
+                    ids,
+                    max_tokens=wanted,
+                    priority=priority,
+                    arrival=arrival,
+                    cache_salt=cache_salt,
+                    reads_cache=params.prompt_logprobs is None or index > 0,
+                )
+                self.scheduler.submit(request)
+                begun.append(request)
+                self._begin(request, output, index, params, seed + index, grammar)
+            self.slot_row(begun[0])  # refuses now what admission would refuse in mid-step
+        except (RuntimeError, ValueError):
+            for request in begun:
+                self.end(request)
+            raise
+        if params.prompt_logprobs is not None:
+            output.prompt_logprobs = [None]
+            self.scored[begun[0].uid] = (output, params.prompt_logprobs)
+        self._outputs[request_id] = output
+        return output
+
+    def _begin(
+        self,
+        request: Request,
+        output: RequestOutput,
+        index: int,
+        params: SamplingParams,
+        seed: int,
+        grammar: Grammar | None,
+    ) -> None:
+        rules = rules_of(params, grammar, self._tokenizer, self._vocab_size)
+        constraint = Constraint(rules, self._vocab_size) if rules else None
+        self._continuations[request.uid] = Continuation(
+            request, output, index, params, seed, self._eos_ids, self._tokenizer, constraint
+        )
+        if constraint is not None:
+            request.waits = True
+            self.masks.compute(request.uid, constraint, None)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request at once; unknown ids are fine."""
+        for continuation in list(self._continuations.values()):
+            if continuation.output.request_id == request_id:
+                continuation.finish(FinishReason.ABORT)
+                self.end(continuation.request)
+        self._outputs.pop(request_id, None)
+
+    def end(self, request: Request) -> None:
+        """Forgets a continuation that has ended, and frees what it holds."""
+        self.scheduler.finish(request)
+        self.masks.forget(request.uid)
+        self.scored.pop(request.uid, None)
+        continuation = self._continuations.pop(request.uid, None)
+        if continuation is not None:
+            continuation.output.times.preemptions += request.preemptions
+
+    def fail_all(self, reason: str) -> None:
+        """Ends every request with an error."""
+        for continuation in list(self._continuations.values()):
+            continuation.fail(reason)
+            self.end(continuation.request)
+        self._outputs.clear()
+        self._changed.clear()
+
+    def touch(self, output: RequestOutput) -> None:
+        """The output has changed."""
+        self._changed[output.request_id] = output
+
+    def take_changed(self) -> list[RequestOutput]:
+        """The outputs that have changed since the last call; finished ones are forgotten."""
+        changed, self._changed = self._changed, {}
+        for request_id, output in changed.items():
+            if output.finished:
+                self._outputs.pop(request_id, None)
+        return list(changed.values())
+
+    def settle_masks(self) -> None:
+        """Who sat out for its mask may go on, or ends by what its rules say."""
+        for uid in self.masks.settled() if self.masks.waiting else ():
+            continuation = self._continuations[uid]
+            constraint = continuation.constraint
+            assert constraint is not None
+            continuation.request.waits = False
+            if constraint.error is not None:
+                continuation.fail(constraint.error)
+            elif constraint.ended:
+                continuation.finish(FinishReason.STOP)
+            else:
+                continue
+            self.end(continuation.request)
+            self.touch(continuation.output)
+
+    def slot_row(self, request: Request) -> SlotRow:
+        """What its slot in the sampler must hold, now that it has said what it has."""
+        continuation = self._continuations[request.uid]
+        return slot_row(
+            continuation.params,
+            vocab_size=self._vocab_size,
+            seed=continuation.seed,
+            eos_ids=() if continuation.params.ignore_eos else self._eos_ids,
+            prompt_ids=request.prompt_ids,
+            output_ids=request.output_ids,
+        )
