@@ -101,12 +101,8 @@ def plan(
     prompts = [request for request in kept if not request.decoding and not request.waits]
     passed: list[Request] = []
     candidates: list[Request] = []
-    if waiting and not victims:
-        room = min(
-            limits.max_sequences - len(kept),
-            capacity.free_sequences + len(preempted),
-            capacity.free_slots + len(preempted),
-        )
+    if waiting and not preempted:
+        room = min(limits.max_sequences - len(kept), capacity.free_sequences, capacity.free_slots)
         candidates, passed = _admissible(waiting, prompts, step, room, len(kept))
     for _, group in groupby(sorted([*prompts, *candidates], key=_RANK), key=attrgetter("priority")):
         share(list(group), step)

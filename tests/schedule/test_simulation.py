@@ -204,6 +204,11 @@ class Simulation(RuleBasedStateMachine):
         for request, token in self.unread.popleft():
             self.scheduler.receive(request, token, stop=token == EOS)
 
+    @precondition(lambda self: self.requests)
+    @rule(which=st.integers(0, 99), waits=st.booleans())
+    def hold(self, which, waits):
+        self.requests[which % len(self.requests)].waits = waits
+
     @rule(times=st.integers(1, 6))
     def steps(self, times):
         for _ in range(times):
@@ -219,8 +224,9 @@ class Simulation(RuleBasedStateMachine):
         assert len(set(uids)) == len(uids)
         if self.scheduler.running:
             first = min(self.scheduler.running, key=lambda request: request.rank)
-            assert first.uid in uids, "the oldest running request does not go on"
+            assert first.waits or first.uid in uids, "the oldest running request does not go on"
         for chunk in plan.chunks:
+            assert not chunk.request.waits
             if self.limits.no_chunking:
                 assert chunk.emit
                 assert chunk.start == 0 or chunk.count == 1
@@ -256,6 +262,8 @@ class Simulation(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "state"):
             return
+        for request in self.requests:
+            request.waits = False
         for _ in range(3000):
             if not self.scheduler.unfinished:
                 break
