@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from jaxgen.commands.bench_options import add_bench
 from jaxgen.commands.plan_options import add_plan
+from jaxgen.commands.serve_options import add_serve
 
 _MODEL_HELP = "a checkpoint folder, a .gguf file, a snapshot folder, or a hub id (ORG/NAME)"
 
@@ -55,6 +56,7 @@ def build_parser() -> Parser:
         "verify", parents=[model, engine], help="compare with transformers, or with a recording"
     )
     _verify_options(verify)
+    add_serve(commands, [model, engine, text])
     add_plan(commands, engine)
     add_bench(commands, engine)
     return parser

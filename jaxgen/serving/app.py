@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -67,12 +68,14 @@ def create_app(
         lifespan=_lifespan(serving, prepare),
     )
     app.state.serving = serving
-    app.state.openapi = openapi_document(
+    described = partial(
+        openapi_document,
         endpoints,
         title="jaxgen",
         version=version("jaxgen"),
         secured=bool(serving.settings.api_keys),
     )
+    app.state.openapi = cache(described)  # made when it is first asked for: it takes a while
     return app
 
 

@@ -39,6 +39,7 @@ async def read_prompt(
         prompt = Prompt(ids, given)
     else:
         prompt = Prompt(list(given), None)
+        _check_vocabulary(serving, prompt.ids)
     if keep_last is not None:
         most = serving.engine.max_context - 1 if keep_last == -1 else keep_last
         if most < 1:
@@ -72,6 +73,15 @@ def check_room(serving: Serving, prompt: Prompt, params: SamplingParams) -> None
             f"max_tokens to {most - length}, or shorten the prompt.",
             "max_tokens",
         )
+
+
+def _check_vocabulary(serving: Serving, ids: Sequence[int]) -> None:
+    """The engine checks too, and does so for a model whose tokenizer is not here."""
+    if serving.engine.tokenizer is None or not ids:
+        return
+    last = serving.engine.tokenizer.vocab_size - 1
+    if max(ids) > last:
+        raise bad_request(f"token {max(ids)} is outside of the vocabulary, 0 to {last}", "prompt")
 
 
 def _check_characters(serving: Serving, text: str) -> None:

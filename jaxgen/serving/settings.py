@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxgen.serving.parsers import make_parser
 from jaxgen_checkpoints.errors import ConfigError
 
 
@@ -46,6 +47,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ConfigError("enable_auto_tool_choice needs a tool_call_parser")
+        make_parser(tools=self.tool_call_parser, reasoning=self.reasoning_parser)
         if not all(self.api_keys):
             raise ConfigError("api_keys must not be empty strings")
         if self.root_path and not self.root_path.startswith("/"):

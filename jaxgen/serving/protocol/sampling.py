@@ -161,5 +161,8 @@ def structure_of(response_format: Mapping[str, Any] | None) -> dict[str, Any] | 
                 "response_format", "of type json_schema needs json_schema.schema"
             )
         return {"json": schema}
-    message = f"must have a type of text, json_object or json_schema, not {kind!r}"
+    if kind == "structural_tag":
+        return {"structural_tag": dict(response_format)}
+    known = "text, json_object, json_schema or structural_tag"
+    message = f"must have a type of {known}, not {kind!r}"
     raise InvalidParameter("response_format", message)

@@ -53,7 +53,7 @@ async def metrics(serving: Serving, request: Request) -> Response:
 
 async def openapi(serving: Serving, request: Request) -> Response:
     """This document."""
-    return JSONAnswer(request.app.state.openapi)
+    return JSONAnswer(request.app.state.openapi())
 
 
 async def status_page(serving: Serving, request: Request) -> Response:

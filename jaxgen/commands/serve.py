@@ -1,0 +1,88 @@
+"""`jaxgen serve`: opens a model, puts it behind HTTP, and runs until it is told to stop."""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import jax
+
+from jaxgen.commands.opening import open_for
+from jaxgen.commands.serve_options import API_KEY_VARIABLE
+from jaxgen.config import DEFAULT_MAX_NUM_SEQS
+from jaxgen.llm import LLM
+from jaxgen.opened import OpenedModel
+from jaxgen.serving.app import create_app
+from jaxgen.serving.async_engine import AsyncEngine
+from jaxgen.serving.server import ListenSettings, bind, run_server
+from jaxgen.serving.settings import ServerSettings
+from jaxgen_checkpoints.errors import ConfigError
+
+CPU_SEQUENCES = 32
+"""Sequences in one step where --max-num-seqs is not given and there is no accelerator."""
+
+_RENAMED = {
+    "served_model_name": "served_model_names",
+    "api_key": "api_keys",
+    "shutdown_timeout": "drain_seconds",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 after SIGTERM or Ctrl-C. What cannot be served is refused before a weight is read."""
+    listen = ListenSettings(**_given(args, ListenSettings))
+    with bind(listen) as bound:
+        cpu = jax.default_backend() == "cpu"
+        opened = open_for(args, sequences=CPU_SEQUENCES if cpu else DEFAULT_MAX_NUM_SEQS)
+        settings = server_settings(args, opened)
+        llm = LLM.of(opened)
+        engine = AsyncEngine.of(llm, name=args.model)
+        run_server(create_app(engine, settings, prepare=llm.warm_up), listen, bound)
+    return 0
+
+
+def server_settings(args: argparse.Namespace, opened: OpenedModel) -> ServerSettings:
+    """The options that concern clients; ConfigError for those that do not fit together."""
+    given = _given(args, ServerSettings)
+    keys = [*given.pop("api_keys", ()), *os.environ.get(API_KEY_VARIABLE, "").split(",")]
+    names = given.pop("served_model_names", None) or (args.model,)
+    return ServerSettings(
+        api_keys=tuple(key for key in keys if key),
+        served_model_names=names,
+        sampling_defaults=_sampling_defaults(args, opened),
+        **given,
+    )
+
+
+def _given(args: argparse.Namespace, settings: type) -> dict[str, Any]:
+    """What was given of a dataclass' fields; lists become tuples."""
+    options = {_RENAMED.get(name, name): value for name, value in vars(args).items()}
+    known = {field.name for field in fields(settings)}
+    return {
+        name: tuple(_listed(value)) if isinstance(value, list) else value
+        for name, value in options.items()
+        if name in known and value is not None
+    }
+
+
+def _listed(values: list[str]) -> list[str]:
+    """Words, or vLLM's way of writing them: one JSON list."""
+    if len(values) != 1 or not values[0].startswith("["):
+        return values
+    try:
+        return [str(value) for value in json.loads(values[0])]
+    except ValueError as error:
+        raise ConfigError(f"{values[0]} is not a JSON list: {error}") from None
+
+
+def _sampling_defaults(args: argparse.Namespace, opened: OpenedModel) -> Mapping[str, Any]:
+    """Of the checkpoint; like vLLM, a client that wants greedy answers asks for temperature 0."""
+    if args.generation_config == "vllm":
+        return {}
+    return {
+        name: value
+        for name, value in opened.sampling_defaults.items()
+        if (name, value) != ("temperature", 0.0)
+    }
