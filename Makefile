@@ -42,7 +42,7 @@ test-oldest: .venv-oldest/.installed ## the fast tests on the oldest JAX that py
 
 # libtpu lies beside the environment, not in it: it looks for a TPU at every start of JAX.
 test-topologies: .venv-tpu/.installed ## compile steps and kernels for TPUs that are not there
-	PYTHONPATH=.venv-tpu .venv/bin/python -m pytest $(FAST) tests/plan
+	PYTHONPATH=.venv-tpu .venv/bin/python -m pytest $(FAST) tests/topologies
 
 .venv-tpu/.installed: .venv/.installed
 	.venv/bin/python -m pip install -q --no-deps --target .venv-tpu libtpu

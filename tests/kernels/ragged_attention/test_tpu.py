@@ -1,0 +1,108 @@
+"""The TPU kernel: interpreted with race detection on every case that it serves."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels import dispatch
+from pallas_kernels.pages import kv_pages
+from pallas_kernels.ragged_attention import ragged_attention, tpu
+from pallas_kernels.ragged_attention.tpu_attend import TPUPlan
+from tests.kernels.ragged_attention.conformance import CASES, Case, make, oracle
+
+FAST = ("all_options", "window_8_decode")
+SERVED = [name for name in CASES if name != "alibi_table"]
+
+
+def check(case: Case, plan: TPUPlan, seed: int = 0) -> None:
+    """Outputs near the oracle's, padding zero, pages bit by bit as the reference writes them."""
+    inputs = make(case, jnp.float32, seed)
+    options = {"window": None, "soft_cap": None, "sinks": None, "alibi": None, **inputs.options}
+    scale = case.head_dim**-0.5
+    out, pages = tpu.run(
+        inputs.q,
+        inputs.k_new,
+        inputs.v_new,
+        inputs.pages,
+        inputs.rows,
+        scale=scale,
+        interpret=pltpu.InterpretParams(detect_races=True),
+        plan=plan,
+        **options,
+    )
+    padding = np.isnan(np.asarray(inputs.q)).any(axis=(1, 2))
+    assert not np.asarray(out)[padding].any()
+    np.testing.assert_allclose(out, oracle(case, inputs, scale), atol=1e-5, rtol=0)
+    expected = inputs.pages.write(inputs.k_new, inputs.v_new, inputs.rows)
+    for got, want in zip(jax.tree.leaves(pages), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in SERVED]
+)
+def test_interpreted_without_races(name):
+    case = CASES[name]
+    check(replace(case, page_size=max(8, case.page_size)), TPUPlan(block=8, pages=2))
+
+
+@st.composite
+def cases(draw):
+    lengths = []
+    for _ in range(draw(st.integers(0, 4))):
+        kv = draw(st.integers(0, 60))
+        lengths.append((draw(st.integers(0, kv)), kv))
+    kv_heads = draw(st.integers(1, 2))
+    options = {"window": draw(st.sampled_from([None, 1, 7, 30])), "sinks": draw(st.booleans())}
+    return Case(
+        tuple(lengths),
+        heads=kv_heads * draw(st.integers(1, 3)),
+        kv_heads=kv_heads,
+        head_dim=8,
+        padding_rows=draw(st.integers(0, 2)) or int(not lengths),
+        padding_tokens=draw(st.integers(0, 9)) or int(not any(q for q, _ in lengths)),
+        options=options,
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(cases(), st.sampled_from([TPUPlan(1, 1), TPUPlan(8, 2), TPUPlan(16, 3)]), st.integers(0, 99))
+def test_any_ragged_shape(case, plan, seed):
+    check(case, plan, seed)
+
+
+def test_what_it_cannot_serve_falls_back_with_one_warning():
+    inputs = make(CASES["decode"], jnp.float32)  # heads of 16
+    with (
+        dispatch.lowering_for("tpu"),
+        pytest.warns(dispatch.FallbackWarning, match="heads must be a multiple of 128"),
+    ):
+        ragged_attention(
+            inputs.q, inputs.k_new, inputs.v_new, inputs.pages, inputs.rows, scale=0.25
+        )
+
+
+def test_a_block_table_beyond_scalar_memory_is_named():
+    pages = kv_pages(2, page_size=16, kv_heads=1, head_dim=128, dtype=jnp.bfloat16)
+    problem = tpu.AttentionProblem(
+        tokens=256,
+        rows=256,
+        blocks=2048,
+        heads=1,
+        kv_heads=1,
+        head_dim=128,
+        page_size=16,
+        dtype=jnp.dtype(jnp.bfloat16),
+        page_dtype=jnp.dtype(pages.keys.dtype),
+        window=None,
+        soft_cap=None,
+        sinks=False,
+        alibi=False,
+    )
+    assert "lower max_num_seqs or max_model_len" in str(tpu.unsupported(problem))

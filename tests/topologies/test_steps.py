@@ -1,0 +1,37 @@
+"""Whole steps compiled for TPUs that are not there, and what does not fit on them."""
+
+import json
+
+import pytest
+
+from jaxgen.cli import main
+
+SMALL = ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--dtype", "bfloat16"]
+
+
+@pytest.mark.filterwarnings("ignore::pallas_kernels.dispatch.FallbackWarning")
+@pytest.mark.parametrize(
+    ("fixture", "topology", "mesh"),
+    [
+        ("llama_plain", "v5e:2x2", ["--tensor-parallel-size", "4"]),
+        ("mixtral", "v6e:2x4", ["--tensor-parallel-size", "2", "--expert-parallel-size", "2"]),
+        ("deepseek_v3", "v5p:4x4x4", ["--tensor-parallel-size", "2"]),
+        ("gemma3", "tpu7x:2x2x1", []),
+    ],
+)
+def test_steps_compile_for_tpus(golden_dir, capsys, fixture, topology, mesh):
+    arguments = ["plan", str(golden_dir(fixture)), "--topology", topology, "--json", *SMALL, *mesh]
+    assert main(arguments) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    assert plan["fits"]
+    assert plan["kv_tokens"] > 0
+    assert [estimate["step_ms"] > 0 for estimate in plan["estimates"]] == [True, True]
+    assert all(program["aliased"] for program in plan["programs"])
+
+
+def test_what_does_not_fit_says_how_much_is_missing_and_what_would_help(capsys):
+    arguments = ["plan", "llama-3.1-8b", "--topology", "v5e:2x2", *SMALL]
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert "0.24 GiB short" in err
+    assert "tensor_parallel_size = 2 would hold them" in err
