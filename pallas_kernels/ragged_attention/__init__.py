@@ -12,8 +12,9 @@ _OPERATION = Operation(
         "reference": "pallas_kernels.ragged_attention.reference",
         "portable": "pallas_kernels.ragged_attention.portable",
         "gpu": "pallas_kernels.ragged_attention.gpu",
+        "tpu": "pallas_kernels.ragged_attention.tpu",
     },
-    kernels={"cuda": ("gpu",)},
+    kernels={"cuda": ("gpu",), "tpu": ("tpu",)},
     fallback="portable",
 )
 
