@@ -31,8 +31,9 @@ class Continuation:
         self.params = params
         self.seed = seed
         self.demand = demand_of(params)
-        self._eos_ids = frozenset(() if params.ignore_eos else eos_ids)
         self._stop_ids = frozenset(params.stop_token_ids)
+        self._end_ids = self._stop_ids.union(() if params.ignore_eos else eos_ids)
+        self._min_tokens = params.min_tokens
         self._completion = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
         output.outputs.append(self._completion)
         self._detokenizer = (
@@ -60,24 +61,24 @@ class Continuation:
 
         sampled: on the host; the token's log-probabilities are in its `row`.
         """
-        completion = self._completion
-        completion.token_ids.append(token)
+        completion, detokenizer = self._completion, self._detokenizer
+        ids = completion.token_ids
+        ids.append(token)
         if completion.logprobs is not None:
             completion.logprobs.append(self._logprob(token, sampled, row))
-        if len(completion.token_ids) <= self.params.min_tokens:
-            ends = False
-        elif token in self._eos_ids or token in self._stop_ids:
-            ends = True
+        if token in self._end_ids and len(ids) > self._min_tokens:
             completion.stop_reason = token if token in self._stop_ids else None
-        else:
-            ends = False
-        if self._detokenizer is not None and not ends:  # the id that ends it is no text
-            completion.text += self._detokenizer.push(token)
-            if self._detokenizer.done:
-                ends, completion.stop_reason = True, self._detokenizer.stop
-        if ends:
-            self._close(FinishReason.STOP)
-        return ends
+            self._close(FinishReason.STOP)  # the id that ends it is no text
+            return True
+        if detokenizer is None:
+            return False
+        if detokenizer.push(token):
+            completion.text = detokenizer.text
+        if detokenizer.stop is None:
+            return False
+        completion.stop_reason = detokenizer.stop
+        self._close(FinishReason.STOP)
+        return True
 
     def finish(self, reason: FinishReason) -> None:
         """Ends it for a reason other than its content; nothing happens if it has ended."""
@@ -91,7 +92,8 @@ class Continuation:
 
     def _close(self, reason: FinishReason) -> None:
         if self._detokenizer is not None:
-            self._completion.text += self._detokenizer.finish()
+            self._detokenizer.finish()
+            self._completion.text = self._detokenizer.text
         self._completion.finish_reason = reason
 
     def _logprob(self, token: int, sampled: Sampled, row: int) -> TokenLogprob:

@@ -22,8 +22,9 @@ _FIRST_UID = 1 << 40  # far from the uids that callers of `put` choose
 class Ledger:
     """Every request has its output here, and every continuation its scheduled request.
 
-    To be read: scheduler, grammars, masks, scored (by uid: the outputs whose prompts are scored,
-    and how many likeliest tokens of each position).
+    To be read: continuations (by uid; those that have not ended), scheduler, grammars, masks, and
+    scored (by uid: the outputs whose prompts are scored, and how many likeliest tokens of each
+    position).
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Ledger:
         self.scheduler = Scheduler(engine.limits, engine.state)
         self.masks = ConstraintPool()
         self.scored: dict[int, tuple[RequestOutput, int]] = {}
-        self._continuations: dict[int, Continuation] = {}
+        self.continuations: dict[int, Continuation] = {}
         self._outputs: dict[str, RequestOutput] = {}
         self._changed: dict[str, RequestOutput] = {}
+        self._ended: list[RequestOutput] = []
         self._uids = itertools.count(_FIRST_UID)
         self._seeds = np.random.default_rng(engine.config.seed)
 
@@ -52,15 +54,7 @@ class Ledger:
     def load(self) -> tuple[int, int]:
         """(continuations that run, those that wait)."""
         waiting = len(self.scheduler.waiting)
-        return len(self._continuations) - waiting, waiting
-
-    def __getitem__(self, uid: int) -> Continuation:
-        """The continuation of a request that has not ended."""
-        return self._continuations[uid]
-
-    def find(self, uid: int) -> Continuation | None:
-        """The same; None if it has ended."""
-        return self._continuations.get(uid)
+        return len(self.continuations) - waiting, waiting
 
     def submit(
         self,
@@ -124,7 +118,7 @@ class Ledger:
     ) -> None:
         rules = rules_of(params, grammar, self._tokenizer, self._vocab_size)
         constraint = Constraint(rules, self._vocab_size) if rules else None
-        self._continuations[request.uid] = Continuation(
+        self.continuations[request.uid] = Continuation(
             request, output, index, params, seed, self._eos_ids, self._tokenizer, constraint
         )
         if constraint is not None:
@@ -133,7 +127,7 @@ class Ledger:
 
     def abort(self, request_id: str) -> None:
         """Ends a request at once; unknown ids are fine."""
-        for continuation in list(self._continuations.values()):
+        for continuation in list(self.continuations.values()):
             if continuation.output.request_id == request_id:
                 continuation.finish(FinishReason.ABORT)
                 self.end(continuation.request)
@@ -144,34 +138,38 @@ class Ledger:
         self.scheduler.finish(request)
         self.masks.forget(request.uid)
         self.scored.pop(request.uid, None)
-        continuation = self._continuations.pop(request.uid, None)
+        continuation = self.continuations.pop(request.uid, None)
         if continuation is not None:
             continuation.output.times.preemptions += request.preemptions
+            self._ended.append(continuation.output)
 
     def fail_all(self, reason: str) -> None:
         """Ends every request with an error."""
-        for continuation in list(self._continuations.values()):
+        for continuation in list(self.continuations.values()):
             continuation.fail(reason)
             self.end(continuation.request)
         self._outputs.clear()
         self._changed.clear()
+        self._ended.clear()
 
     def touch(self, output: RequestOutput) -> None:
-        """The output has changed."""
+        """The output has changed: `take_changed` will tell of it."""
         self._changed[output.request_id] = output
 
     def take_changed(self) -> list[RequestOutput]:
         """The outputs that have changed since the last call; finished ones are forgotten."""
         changed, self._changed = self._changed, {}
-        for request_id, output in changed.items():
-            if output.finished:
-                self._outputs.pop(request_id, None)
+        ended, self._ended = self._ended, []
+        for output in ended:
+            # Its id may have been given to another meanwhile, where it was aborted.
+            if output.finished and self._outputs.get(output.request_id) is output:
+                del self._outputs[output.request_id]
         return list(changed.values())
 
     def settle_masks(self) -> None:
         """Who sat out for its mask may go on, or ends by what its rules say."""
         for uid in self.masks.settled() if self.masks.waiting else ():
-            continuation = self._continuations[uid]
+            continuation = self.continuations[uid]
             constraint = continuation.constraint
             assert constraint is not None
             continuation.request.waits = False
@@ -186,7 +184,7 @@ class Ledger:
 
     def slot_row(self, request: Request) -> SlotRow:
         """What its slot in the sampler must hold, now that it has said what it has."""
-        continuation = self._continuations[request.uid]
+        continuation = self.continuations[request.uid]
         return slot_row(
             continuation.params,
             vocab_size=self._vocab_size,

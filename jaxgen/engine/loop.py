@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxgen.engine.continuation import Continuation
 from jaxgen.engine.counters import Counters
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.ledger import Ledger
@@ -156,10 +157,11 @@ class GenerationLoop:
         plan = self._scheduler.begin_step()
         if not plan.chunks:
             return False
-        engine = self.engine
+        engine, continuations = self.engine, self._ledger.continuations
+        rows = [continuations[chunk.request.uid] for chunk in plan.chunks]
         for request in plan.admitted:
             engine.runner.admit(engine.state[request.uid].slot, self._ledger.slot_row(request))
-        self._write_masks(plan)
+        self._write_masks(plan, rows)
         scored: tuple[ScoredChunk, ...] = ()
         if self._ledger.scored:
             scored = scored_chunks(plan, self._ledger.scored, engine.buckets.row_alignment)
@@ -168,14 +170,14 @@ class GenerationLoop:
             if scored
             else engine.buckets.fit([chunk.count for chunk in plan.chunks])
         )
-        rows = plan.rows()
-        packed = pack_rows(bucket, rows, engine.state, row_alignment=engine.buckets.row_alignment)
+        align = engine.buckets.row_alignment
+        packed = pack_rows(bucket, plan.rows(), engine.state, row_alignment=align)
         scores = None
         if scored:
             sampled, scores = engine.runner.score(bucket, packed, targets(scored, bucket.tokens))
         else:
-            asked = [self._ledger[chunk.request.uid].demand for chunk in plan.chunks]
-            sampled = engine.runner.sample(bucket, packed, largest(set(asked)))
+            demand = largest({row.demand for row in rows})
+            sampled = engine.runner.sample(bucket, packed, demand)
         self._scheduler.dispatched(plan)
         self._count(plan)
         emitting = tuple(
@@ -184,15 +186,14 @@ class GenerationLoop:
         self._in_flight.append(_InFlight(sampled, emitting, scores, scored))
         return True
 
-    def _write_masks(self, plan: Plan) -> None:
+    def _write_masks(self, plan: Plan, rows: list[Continuation]) -> None:
         """Sends the masks of the rows that draw under one; they sit out until they are read."""
         slots, masks = [], []
-        for chunk in plan.chunks:
-            constraint = self._ledger[chunk.request.uid].constraint
-            if chunk.emit and constraint is not None:
-                chunk.request.waits = constraint.changes
+        for chunk, row in zip(plan.chunks, rows, strict=True):
+            if row.constraint is not None and chunk.emit:
+                chunk.request.waits = row.constraint.changes
                 slots.append(self.engine.state[chunk.request.uid].slot)
-                masks.append(constraint.mask)
+                masks.append(row.constraint.mask)
         if slots:
             self.engine.runner.write_masks(slots, np.stack(masks))
 
@@ -201,16 +202,16 @@ class GenerationLoop:
         counters.steps += 1
         counters.preemptions = self._scheduler.preemptions
         for chunk in plan.chunks:
-            counters.prompt_tokens += max(
-                0, min(chunk.count, len(chunk.request.prompt_ids) - chunk.start)
-            )
+            left = len(chunk.request.prompt_ids) - chunk.start
+            if left > 0:
+                counters.prompt_tokens += min(chunk.count, left)
         if not plan.admitted:
             return
         if cache is not None:
             counters.prefix_hits, counters.prefix_queries = cache.hit_tokens, cache.queried_tokens
         now = time.monotonic()
         for request in plan.admitted:
-            self._ledger[request.uid].scheduled(now)
+            self._ledger.continuations[request.uid].scheduled(now)
 
     def _read(self, step: _InFlight) -> None:
         """Waits for a step's tokens and hands them to their requests.
@@ -224,30 +225,33 @@ class GenerationLoop:
             for chunk in step.scored:
                 chunk.read(scores)
         tokens, bad = sampled.tokens.tolist(), sampled.bad.tolist()
+        ledger, scheduler, continuations = self._ledger, self._scheduler, self._ledger.continuations
+        received = 0
         for row, request in step.rows:
-            continuation = self._ledger.find(request.uid)
+            continuation = continuations.get(request.uid)
             if continuation is None:
                 continue  # it ended while this step was under way
             output = continuation.output
-            self._ledger.touch(output)
+            ledger.touch(output)
             if bad[row]:
                 continuation.fail(
                     "the model's logits are not finite, or the request's parameters together "
                     "forbid every token"
                 )
-                self._ledger.end(request)
+                ledger.end(request)
                 continue
             token = tokens[row]
             stop = continuation.receive(token, sampled, row)
-            self._scheduler.receive(request, token, stop=stop)
-            self.counters.generation_tokens += 1
+            scheduler.receive(request, token, stop=stop)
+            received += 1
             if output.times.first_token is None:
                 output.times.first_token = now
             if stop or len(request.output_ids) >= request.max_tokens:
                 continuation.finish(FinishReason.LENGTH)
-                self._ledger.end(request)
-            elif request.waits and continuation.constraint is not None:
-                self._ledger.masks.compute(request.uid, continuation.constraint, token)
+                ledger.end(request)
+            elif continuation.constraint is not None and request.waits:
+                ledger.masks.compute(request.uid, continuation.constraint, token)
+        self.counters.generation_tokens += received
 
     def _starved(self) -> SchedulingError:
         """Requests wait, none runs, no step is under way: whoever else uses the engine is why."""

@@ -1,12 +1,11 @@
 """One request's way from the engine's thread to its reader: deltas, merged while nobody looks.
 
-The engine's thread calls `news`; everything else belongs to asyncio's thread.
+The engine's thread calls `follow`, `news` and `told_all`; everything else belongs to asyncio's thread.
 """
 
 import asyncio
-from collections.abc import Iterable
 
-from jaxgen.engine.outputs import CompletionOutput, RequestOutput
+from jaxgen.engine.outputs import RequestOutput
 from jaxgen.serving.deltas import CompletionDelta, RequestDelta
 
 
@@ -14,12 +13,13 @@ class Stream:
     """What a reader has yet to see of a request. A reader that lags costs its own text, no more."""
 
     __slots__ = (
-        "_arrived",
+        "_ended",
         "_error",
         "_first",
         "_output",
         "_pending",
         "_told",
+        "_waiter",
         "finished",
         "request_id",
     )
@@ -28,79 +28,90 @@ class Stream:
         self.request_id = request_id
         self.finished = False
         self._output: RequestOutput | None = None
-        self._told: list[tuple[int, int, bool]] = []
+        self._told: list[tuple[int, int]] = []
+        self._ended: set[int] = set()
         self._pending: list[CompletionDelta] = []
-        self._arrived = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
         self._first = True
 
     def follow(self, output: RequestOutput) -> None:
         """From now on `news` tells of this output; nothing of it has been told."""
         self._output = output
-        self._told = [(0, 0, False)] * len(output.outputs)
+        self._told = [(0, 0)] * len(output.outputs)
+
+    @property
+    def told_all(self) -> bool:
+        """Whether `news` has told of the end of every continuation."""
+        return len(self._ended) == len(self._told)
 
     def news(self) -> list[CompletionDelta]:
         """What came since the last call. Nothing before the prompt's logprobs are complete."""
-        assert self._output is not None
-        if self._output.awaits_prompt_logprobs:
+        output = self._output
+        assert output is not None
+        if output.prompt_logprobs is not None and output.awaits_prompt_logprobs:
             return []
         deltas = []
-        for index, completion in enumerate(self._output.outputs):
-            tokens, characters, ended = self._told[index]
-            now = (
-                len(completion.token_ids),
-                len(completion.text),
-                completion.finish_reason is not None,
+        for index, completion in enumerate(output.outputs):
+            tokens, characters = self._told[index]
+            ids, ended = completion.token_ids, completion.finish_reason is not None
+            if len(ids) == tokens and not (ended and index not in self._ended):
+                continue
+            if ended:
+                self._ended.add(index)
+            text, logprobs = completion.text, completion.logprobs
+            self._told[index] = (len(ids), len(text))
+            deltas.append(
+                CompletionDelta(
+                    index,
+                    text[characters:],
+                    ids[tokens:],
+                    None if logprobs is None else logprobs[tokens:],
+                    completion.finish_reason,
+                    completion.stop_reason,
+                    completion.error,
+                )
             )
-            if now != (tokens, characters, ended):
-                self._told[index] = now
-                deltas.append(_delta(completion, tokens, characters))
         return deltas
 
-    def add(self, deltas: Iterable[CompletionDelta], *, finished: bool) -> None:
+    def add(self, deltas: list[CompletionDelta], *, finished: bool) -> None:
         """Deltas for the reader; wakes it."""
-        self._pending.extend(deltas)
+        self._pending += deltas
         self.finished = finished
-        self._arrived.set()
+        self._wake()
 
     def fail(self, error: BaseException) -> None:
         """The reader gets what is there, then the error."""
         self._error = error
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def next(self) -> RequestDelta:
         """All that came since the last call; waits until there is something. Raises what failed."""
         while not self._pending and not self.finished:
             if self._error is not None:
                 raise self._error
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         output, first = self._output, self._first
         assert output is not None
         self._first = False
         pending, self._pending = self._pending, []
+        if not first:
+            completions = pending if len(pending) == 1 else _merged(pending)
+            return RequestDelta(self.request_id, [], 0, None, completions, self.finished)
         return RequestDelta(
-            request_id=self.request_id,
-            prompt_token_ids=output.prompt_token_ids if first else [],
-            cached_tokens=output.cached_tokens if first else 0,
-            prompt_logprobs=output.prompt_logprobs if first else None,
-            completions=pending if len(pending) == 1 else _merged(pending),
-            finished=self.finished,
+            self.request_id,
+            output.prompt_token_ids,
+            output.cached_tokens,
+            output.prompt_logprobs,
+            _merged(pending),
+            self.finished,
         )
-
-
-def _delta(completion: CompletionOutput, tokens: int, characters: int) -> CompletionDelta:
-    """What a completion has beyond so many tokens and characters."""
-    logprobs = completion.logprobs
-    return CompletionDelta(
-        completion.index,
-        completion.text[characters:],
-        completion.token_ids[tokens:],
-        None if logprobs is None else logprobs[tokens:],
-        completion.finish_reason,
-        completion.stop_reason,
-        completion.error,
-    )
 
 
 def _merged(deltas: list[CompletionDelta]) -> list[CompletionDelta]:

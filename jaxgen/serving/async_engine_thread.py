@@ -133,11 +133,12 @@ class EngineThread:
     def _tell(self, outputs: Iterable[RequestOutput]) -> None:
         news: News = []
         for output in outputs:
-            stream, _ = self._followed.get(output.request_id, (None, None))
-            if stream is None:
+            followed = self._followed.get(output.request_id)
+            if followed is None:
                 continue
+            stream = followed[0]
             deltas, record = stream.news(), None
-            if output.finished:
+            if stream.told_all:
                 del self._followed[output.request_id]
                 record = _record(output)
             elif not deltas:

@@ -1,19 +1,21 @@
-"""What a stream gives its reader: everything that came since the reader last looked, once."""
+"""What a stream gives its reader: everything that came since the reader last looked, once.
 
-from dataclasses import dataclass
+Named tuples: one of each is made for every token of every stream.
+"""
+
+from typing import NamedTuple
 
 from jaxgen.engine.outputs import FinishReason, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionDelta:
+class CompletionDelta(NamedTuple):
     """What one continuation grew by. text may be empty while token_ids are not, and vice versa.
 
     logprobs: one entry for each of token_ids; None where they were not asked for. finish_reason,
     stop_reason and error: as in CompletionOutput, in the continuation's last delta.
     """
 
-    index: int
+    index: int  # type: ignore[assignment] (a tuple's method of that name is of no use here)
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None
@@ -22,8 +24,7 @@ class CompletionDelta:
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDelta:
+class RequestDelta(NamedTuple):
     """What one request grew by: an entry for each continuation that did.
 
     prompt_token_ids, cached_tokens (of the prompt, found in the prefix cache) and prompt_logprobs

@@ -42,6 +42,7 @@ class IncrementalDetokenizer:
         self.text = ""
         self.stop: str | None = None
         self._stops = tuple(stop)
+        self._longest = max((len(text) - 1 for text in self._stops), default=0)
         self._min_tokens = min_tokens
         self._include_stop = include_stop_str_in_output
         self._pushed = 0
@@ -58,10 +59,14 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Take one more token and return the text that is now certain (often "")."""
-        if self.done:
+        if self.stop is not None:
             return ""
         self._pushed += 1
-        return self._extend(self._spelling.add(token_id), last=False)
+        new = self._spelling.add(token_id)
+        if self._stops:
+            return self._extend(new, last=False)
+        self.text += new
+        return new
 
     def finish(self) -> str:
         """Return all that was held back; an unfinished character becomes U+FFFD."""
@@ -92,8 +97,7 @@ class IncrementalDetokenizer:
 
     def _undecided(self, pending: str) -> int:
         """How many characters at the end may be the beginning of a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stops), default=0)
-        for size in range(min(longest, len(pending)), 0, -1):
+        for size in range(min(self._longest, len(pending)), 0, -1):
             if any(stop.startswith(pending[-size:]) for stop in self._stops):
                 return size
         return 0
@@ -109,11 +113,15 @@ class _Bytes:
         self._strip = tokenizer.rules.strip_first_space and not continues_text
         errors = "replace" if tokenizer.rules.byte_level else "jaxgen_replace_each_byte"
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        self._open = False  # whether a character has begun and not ended
 
     def add(self, token_id: int) -> str:
         if self._skip_special and token_id in self._tokenizer.special_ids:
             return ""
-        text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+        text = None if self._open else self._tokenizer.whole_text(token_id)
+        if text is None:
+            text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+            self._open = bool(self._decoder.getstate()[0])
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")

@@ -19,7 +19,8 @@ class Tokenizer:
 
     `special_tokens` is like {"bos_token": "<s>"}; `special_ids` are what skip_special_tokens leaves
     out; `rules` say how tokens spell bytes (None: not token by token); `chat_template` is
-    None if there is none; `token_bytes(id)` are the bytes one token stands for (b"" if unknown).
+    None if there is none; `token_bytes(id)` are the bytes one token stands for (b"" if unknown),
+    `whole_text(id)` the same as text, None where they are not whole characters.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Tokenizer:
                 stacklevel=3,
             )
         self.token_bytes = functools.cache(self._token_bytes)
+        self.whole_text = functools.cache(self._whole_text)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Special tokens written in the text become their ids.
@@ -127,6 +129,12 @@ class Tokenizer:
         if token is None:
             return b""
         return self.decode([token_id]).encode() if self.rules is None else self.rules.spell(token)
+
+    def _whole_text(self, token_id: int) -> str | None:
+        try:
+            return self.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            return None
 
     def _unmarked(self) -> list[str]:
         """Named special tokens that the vocabulary holds as ordinary words."""

@@ -1,0 +1,307 @@
+"""Streams of an engine in a thread: same text under load, left early, read late, or killed."""
+
+import asyncio
+import contextlib
+import ctypes
+import random
+import threading
+import time
+
+import pytest
+
+from jaxgen.engine.outputs import FinishReason
+from jaxgen.engine.runner import StepFailed
+from jaxgen.llm import LLM
+from jaxgen.ragged.buckets import Buckets
+from jaxgen.sampling import InvalidParameter, SamplingParams
+from jaxgen.schedule.verdict import SchedulingError
+from jaxgen.serving.async_engine import AsyncEngine, EngineDead
+from jaxgen_checkpoints.errors import RefusedInput
+
+PROMPTS = ([5, 6, 7], [300, 1, 2, 9, 44, 17, 230], list(range(100, 120)), [404])
+
+
+def greedy(**changes):
+    return SamplingParams(**{"temperature": 0, "max_tokens": 24, "ignore_eos": True, **changes})
+
+
+@pytest.fixture(scope="module")
+def llm(golden_dir):
+    """One shape of step; ten blocks, so that four requests of 44 tokens preempt one another."""
+    llm = LLM(
+        golden_dir("llama_tied"),
+        dtype="float32",
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        block_size=8,
+        max_model_len=64,
+        num_gpu_blocks_override=10,
+    )
+    shape = llm.engine.buckets.mixed[-1]
+    llm.engine.buckets = Buckets((shape,), (shape,))
+    return llm
+
+
+@pytest.fixture(scope="module")
+def alone(llm):
+    """What each prompt is answered when it is alone."""
+    return [llm.generate([prompt], greedy())[0].outputs[0] for prompt in PROMPTS]
+
+
+@pytest.fixture
+def loop(llm, alone):
+    """The engine's loop, as a server takes it over; nothing may be left in it."""
+    del alone
+    yield llm._loop
+    state = llm.engine.state
+    state.check()
+    assert (len(state), state.free_slots, state.free_blocks) == (0, 4, (10,))
+
+
+@contextlib.asynccontextmanager
+async def running(loop, llm, **stop):
+    engine = AsyncEngine(loop, name="tiny", tokenizer=llm.tokenizer)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop(**stop)
+
+
+async def collect(engine, name, prompt, params, read=None):
+    """(token ids, text, last delta) of a request with one continuation."""
+    ids, text, delta = [], "", None
+    async for delta in engine.generate(name, prompt, params):
+        for completion in delta.completions:
+            ids += completion.token_ids
+            text += completion.text
+        if read is not None:
+            await read()
+    return ids, text, delta
+
+
+def test_under_load_with_preemption_and_aborts_all_get_what_they_get_alone(loop, llm, alone):
+    """Thirty requests on four slots and ten blocks; every third reader leaves at some point."""
+    dice = random.Random(1)
+
+    async def leave(engine, name, number, after):
+        async with contextlib.aclosing(
+            engine.generate(name, PROMPTS[number], greedy(max_tokens=30))
+        ) as deltas:
+            async for delta in deltas:
+                after -= sum(len(completion.token_ids) for completion in delta.completions)
+                if after <= 0:
+                    break
+
+    async def main():
+        async with running(loop, llm) as engine:
+            jobs = []
+            for number in range(30):
+                which = number % 4
+                if number % 3 == 2:
+                    jobs.append(leave(engine, str(number), which, dice.randrange(20)))
+                else:
+                    length = dice.randint(1, 24)
+                    jobs.append(
+                        collect(engine, str(number), PROMPTS[which], greedy(max_tokens=length))
+                    )
+            told = await asyncio.gather(*jobs)
+            for number, answer in enumerate(told):
+                if answer is not None:
+                    ids, text, last = answer
+                    assert ids == alone[number % 4].token_ids[: len(ids)]
+                    assert alone[number % 4].text.startswith(text.rstrip("\ufffd"))
+                    assert last.completions[-1].finish_reason is FinishReason.LENGTH
+            full = await collect(engine, "full", PROMPTS[2], greedy())
+            assert full[:2] == (alone[2].token_ids, alone[2].text)
+            return engine.stats()
+
+    stats = asyncio.run(main())
+    assert stats.preemptions > 0
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert stats.kv_total_blocks == 10
+    assert stats.steps > 20
+    assert stats.generation_tokens > 200
+
+
+def test_deltas_add_up_and_listeners_are_told(loop, llm, alone):
+    async def main():
+        records = []
+        async with running(loop, llm) as engine:
+            engine.add_listener(records.append)
+            deltas = [
+                delta
+                async for delta in engine.generate(
+                    "two",
+                    PROMPTS[1],
+                    SamplingParams(n=2, seed=3, max_tokens=9, ignore_eos=True, logprobs=2),
+                )
+            ]
+            assert engine.tokenizer is llm.tokenizer
+            assert engine.max_context == 64
+        return deltas, records
+
+    deltas, (record,) = asyncio.run(main())
+    assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert deltas[0].prompt_token_ids == PROMPTS[1]
+    assert not any(delta.prompt_token_ids for delta in deltas[1:])
+    whole = llm.generate([PROMPTS[1]], SamplingParams(n=2, seed=3, max_tokens=9, ignore_eos=True))
+    for index, expected in enumerate(whole[0].outputs):
+        mine = [c for delta in deltas for c in delta.completions if c.index == index]
+        assert "".join(completion.text for completion in mine) == expected.text
+        assert [token for c in mine for token in c.token_ids] == expected.token_ids
+        logprobs = [entry for completion in mine for entry in completion.logprobs]
+        assert [entry.token_id for entry in logprobs] == expected.token_ids
+        assert all(len(entry.top) == 2 for entry in logprobs)
+        assert [c.finish_reason for c in mine if c.finish_reason] == [FinishReason.LENGTH]
+    assert (record.request_id, record.n, record.max_tokens) == ("two", 2, 9)
+    assert (record.prompt_tokens, record.generated_tokens) == (7, 18)
+    assert record.finish_reasons == (FinishReason.LENGTH, FinishReason.LENGTH)
+    times = (record.arrival, record.first_scheduled, record.first_token, record.finished)
+    assert list(times) == sorted(times)
+
+
+def test_a_slow_reader_gets_few_deltas_and_holds_up_nobody(loop, llm, alone):
+    async def main():
+        async with running(loop, llm) as engine:
+            gate = asyncio.Event()
+            seen = []
+
+            async def slow():
+                async for delta in engine.generate("slow", PROMPTS[0], greedy()):
+                    seen.append(delta)
+                    await gate.wait()
+
+            reader = asyncio.create_task(slow())
+            quick = await collect(engine, "quick", PROMPTS[1], greedy())
+            while engine.stats().running:
+                await asyncio.sleep(0.01)
+            gate.set()
+            await reader
+            return seen, quick
+
+    seen, quick = asyncio.run(main())
+    assert quick[0] == alone[1].token_ids
+    assert len(seen) <= 2
+    assert [t for delta in seen for c in delta.completions for t in c.token_ids] == (
+        alone[0].token_ids
+    )
+
+
+def test_what_is_refused_is_told_before_anything_is_queued(loop, llm):
+    async def main():
+        async with running(loop, llm) as engine:
+            for prompt, params, error in (
+                ([], greedy(), RefusedInput),
+                ([600], greedy(), RefusedInput),
+                (list(range(64)), greedy(), SchedulingError),
+                ([1], greedy(structured_outputs={"regex": "(a"}), InvalidParameter),
+                ([1], greedy(structured_outputs={"json": '{"type": "what"}'}), InvalidParameter),
+            ):
+                with pytest.raises(error):
+                    await collect(engine, "bad", prompt, params)
+            first = asyncio.create_task(collect(engine, "same", PROMPTS[0], greedy()))
+            await asyncio.sleep(0)
+            with pytest.raises(ValueError, match="same is in the engine already"):
+                await collect(engine, "same", PROMPTS[0], greedy())
+            await first
+            assert engine.healthy
+
+    asyncio.run(main())
+
+
+def test_aborts_pauses_and_draining(loop, llm, alone):
+    async def main():
+        async with running(loop, llm, drain_seconds=60) as engine:
+            await engine.pause()
+            jobs = [
+                asyncio.create_task(collect(engine, str(i), PROMPTS[i], greedy())) for i in range(3)
+            ]
+            await asyncio.sleep(0.1)
+            assert engine.stats().generation_tokens == before
+            await engine.abort("1")
+            await engine.abort("unknown")
+            await engine.resume()
+            aborted = await jobs[1]
+            assert aborted[0] == []
+            assert aborted[2].completions[0].finish_reason is FinishReason.ABORT
+            later = asyncio.create_task(collect(engine, "later", PROMPTS[3], greedy()))
+            await asyncio.sleep(0)
+        return [await jobs[0], await jobs[2], await later]
+
+    before = loop.counters.generation_tokens
+    told = asyncio.run(main())
+    assert [ids for ids, *_ in told] == [alone[i].token_ids for i in (0, 2, 3)]
+
+
+def test_a_failed_step_ends_its_requests_and_the_next_are_served(loop, llm, alone, monkeypatch):
+    fail = [True]
+    read = llm.engine.runner.read
+
+    def failing(results):
+        if fail.pop() if fail else False:
+            raise StepFailed("the device said no")
+        return read(results)
+
+    monkeypatch.setattr(llm.engine.runner, "read", failing)
+
+    async def main():
+        async with running(loop, llm) as engine:
+            *_, last = await collect(engine, "unlucky", PROMPTS[0], greedy())
+            assert last.completions[0].finish_reason is FinishReason.ERROR
+            assert "said no" in last.completions[0].error
+            ids, *_ = await collect(engine, "next", PROMPTS[0], greedy())
+            assert ids == alone[0].token_ids
+            assert engine.healthy
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("how", ["killed", "broken"])
+def test_when_the_thread_dies_everyone_is_told(loop, llm, monkeypatch, how):
+    async def main():
+        engine = AsyncEngine(loop, name="tiny", tokenizer=llm.tokenizer)
+        await engine.start()
+        asked = [collect(engine, str(i), PROMPTS[i], greedy(max_tokens=40)) for i in range(4)]
+        jobs = [asyncio.create_task(job) for job in asked]
+        while not engine.stats().running:
+            await asyncio.sleep(0.001)
+        if how == "killed":
+            (thread,) = [t for t in threading.enumerate() if t.name == "jaxgen-engine"]
+            kill = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            kill(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+        else:
+            monkeypatch.setattr(type(loop), "step", lambda loop: 1 / 0)
+        told = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 30)
+        assert all(isinstance(error, EngineDead) for error in told)
+        assert not engine.healthy
+        assert ("SystemExit" if how == "killed" else "ZeroDivisionError") in engine.error
+        with pytest.raises(EngineDead):
+            await collect(engine, "late", PROMPTS[0], greedy())
+        with pytest.raises(EngineDead):
+            await engine.abort(None)
+        await engine.stop()
+
+    asyncio.run(main())
+    monkeypatch.undo()
+    for name in [str(i) for i in range(4)]:
+        loop.abort(name)
+    loop._in_flight.clear()
+
+
+def test_an_idle_thread_sleeps(loop, llm):
+    async def main():
+        async with running(loop, llm):
+            before = time.process_time()
+            await asyncio.sleep(0.5)
+            return time.process_time() - before
+
+    assert asyncio.run(main()) < 0.1
+
+
+def test_who_hands_over_its_loop_does_not_use_it(golden_dir):
+    llm = LLM.__new__(LLM)
+    llm._handed_over = True
+    with pytest.raises(RuntimeError, match="in the hands of a server"):
+        llm.hand_over()
