@@ -51,15 +51,24 @@ def _lowered(tokens: int, weight: tuple[int, ...], **options: object) -> str:
         return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("tokens", [1, 64, 100, 256])
+@pytest.mark.parametrize("tokens", [1, 100, 256])
 def test_lowers_for_cuda_and_is_chosen_there(tokens: int) -> None:
     assert "mosaic_gpu" in _lowered(tokens, (4096, 4096))
     assert "mosaic_gpu" in _lowered(tokens, (2, 14336, 4096), activation="silu")
     assert "mosaic_gpu" in _lowered(tokens, (128256, 4096), out_dtype=jnp.float32)
 
 
+def test_a_shared_sum_lowers_for_cuda() -> None:
+    plan = Plan(blocks=2, columns=64, depth=64, slots=4, cluster=2, clusters=33, splits=2)
+    x, weight = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((128, 4096), (1, 4096, 4096)))
+    bfloat16 = jnp.dtype(jnp.bfloat16)
+    problem = ProductProblem(128, 1, 4096, 4096, bfloat16, bfloat16, bfloat16, None)
+    run = jax.jit(lambda *a: gpu.run(*a, problem, weight_is_input=True, plan=plan))
+    assert "mosaic_gpu" in run.trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize(
-    ("weight", "options", "dtype", "reason"),
+    ("shape", "options", "dtype", "reason"),
     [
         ((4096, 4100), {}, jnp.bfloat16, "multiples of 64"),
         ((4100, 4096), {}, jnp.bfloat16, "one of 8"),
@@ -69,10 +78,10 @@ def test_lowers_for_cuda_and_is_chosen_there(tokens: int) -> None:
     ],
 )
 def test_says_what_it_leaves_to_xla(
-    weight: tuple, options: dict, dtype: jnp.dtype, reason: str
+    shape: tuple, options: dict, dtype: jnp.dtype, reason: str
 ) -> None:
-    call = product if len(weight) == 2 else gated_product
-    x, weight = (jax.ShapeDtypeStruct(s, dtype) for s in ((8, weight[-1]), weight))
+    call = product if len(shape) == 2 else gated_product
+    x, weight = (jax.ShapeDtypeStruct(s, dtype) for s in ((8, shape[-1]), shape))
     with pytest.raises(dispatch.UnsupportedShape, match=reason):
         jax.eval_shape(lambda x, w: call(x, w, implementation="gpu", **options), x, weight)
 
