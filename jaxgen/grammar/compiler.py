@@ -99,8 +99,6 @@ class GrammarCompiler:
             grammar.write(np.full(words_of(self._vocab_size), -1, np.int32))
         except ConstraintFailed as error:
             raise InvalidParameter(NAME, f"cannot be served: {error}") from None
-        if grammar.ended:
-            raise InvalidParameter(NAME, "are met by the empty text alone")
         with self._lock:
             self._compiled[wanted] = grammar
             while len(self._compiled) > REMEMBERED:

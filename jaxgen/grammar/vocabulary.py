@@ -8,9 +8,6 @@ from jaxgen.sampling import InvalidParameter
 from jaxgen.sampling.structured import NAME
 from jaxgen.text.tokenizer import Tokenizer
 
-_GUARD = "\x02"
-"""A character that merges with nothing: what follows it is spelled as in the middle of a text."""
-
 
 def guided_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> LLTokenizer:
     """The vocabulary of `vocab_size` ids, of which eos_ids may come where a grammar is satisfied.
@@ -48,28 +45,11 @@ class _Spelling:
     def __call__(self, text: str | bytes) -> list[int]:
         """Token ids whose bytes are exactly the text's."""
         wanted = text.encode() if isinstance(text, str) else text
-        written = wanted.decode(errors="surrogateescape")
-        for guard in ("", _GUARD):
-            ids = self._behind(guard, written)
-            if ids is not None and b"".join(map(self._bytes, ids)) == wanted:
-                return ids
-        return self._longest_first(wanted)
-
-    def _behind(self, guard: str, text: str) -> list[int] | None:
-        """The ids of `text` behind the guard; None if they cannot be told apart."""
         try:
-            ids = self._tokenizer.encode(guard + text, add_special_tokens=False)
-        except ValueError:
-            return None
-        if any(token in self._tokenizer.special_ids for token in ids):
-            return None
-        before = b""
-        while guard and ids and not before.endswith(guard.encode()):
-            before += self._bytes(ids.pop(0))
-        return ids
-
-    def _bytes(self, token: int) -> bytes:
-        return self.tokens[token] if token < len(self.tokens) else b""
+            ids = self._tokenizer.encode_inside(wanted.decode())
+        except UnicodeDecodeError:
+            ids = None
+        return self._longest_first(wanted) if ids is None else ids
 
     def _longest_first(self, wanted: bytes) -> list[int]:
         ids, start = [], 0

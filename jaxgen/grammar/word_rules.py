@@ -58,12 +58,12 @@ class BannedWords:
 
 
 def banned_words(words: Iterable[str], tokenizer: Tokenizer | None, vocab_size: int) -> BannedWords:
-    """The words as the vocabulary spells them, at a text's beginning and behind a space."""
+    """The words as the vocabulary spells them: first in a text, inside it, and behind a space."""
     if tokenizer is None:
         raise InvalidParameter("bad_words", "need a tokenizer, and the checkpoint has none")
-    spelled = [
-        tokenizer.encode(space + word.lstrip(), add_special_tokens=False)
-        for word in words
-        for space in ("", " ")
-    ]
-    return BannedWords([ids for ids in spelled if ids], vocab_size)
+    spelled: list[Sequence[int]] = []
+    for word in words:
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            spelled.append(tokenizer.encode(text, add_special_tokens=False))
+            spelled.append(tokenizer.encode_inside(text) or [])
+    return BannedWords({tuple(ids) for ids in spelled if ids}, vocab_size)

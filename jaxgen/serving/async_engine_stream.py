@@ -1,6 +1,6 @@
 """One request's way from the engine's thread to its reader: deltas, merged while nobody looks.
 
-The engine's thread calls `follow`, `news` and `told_all`; everything else belongs to asyncio's thread.
+The engine's thread calls `follow`, `news` and `told_all`; everything else belongs to asyncio's.
 """
 
 import asyncio

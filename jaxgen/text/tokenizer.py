@@ -13,6 +13,9 @@ from jaxgen.text.chat_template import ChatTemplate
 from jaxgen.text.decoders import text_rules
 from jaxgen_checkpoints.errors import CheckpointWarning, RefusedInput
 
+_GUARD = "\x02"
+"""A character that merges with nothing: what follows it is spelled as in the middle of a text."""
+
 
 class Tokenizer:
     """A vocabulary, its special tokens and its chat template.
@@ -89,6 +92,24 @@ class Tokenizer:
             )
             raise RefusedInput(message)
         return ids
+
+    def encode_inside(self, text: str) -> list[int] | None:
+        """Token ids of `text` as it is spelled in the middle of a text: with exactly its bytes.
+
+        No special tokens, and no space that a vocabulary puts in front. None where there are none.
+        """
+        for guard in ("", _GUARD):
+            try:
+                ids = self.encode(guard + text, add_special_tokens=False)
+            except RefusedInput:
+                return None
+            before = b""
+            while guard and ids and not before.endswith(guard.encode()):
+                before += self.token_bytes(ids.pop(0))
+            spelled = b"".join(map(self.token_bytes, ids))
+            if spelled == text.encode() and self.special_ids.isdisjoint(ids):
+                return ids
+        return None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of `ids`, as transformers decodes a BPE vocabulary; unknown ids have no text."""

@@ -67,6 +67,9 @@ def some_params(dice):
         logit_bias={dice.randrange(512): 3.0} if dice.random() < 0.2 else {},
         stop=dice.choice([(), "e", "the"]),
         logprobs=dice.choice([None, None, 0, 5]),
+        prompt_logprobs=dice.choice([None, None, None, 2]),
+        bad_words=dice.choice([(), (), ("the", " of a")]),
+        structured_outputs=dice.choice([None, None, None, {"regex": "[a-z ]{3,}"}]),
         max_tokens=dice.randint(1, 20),
         min_tokens=dice.choice([0, 1]),
     )
