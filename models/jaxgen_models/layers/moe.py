@@ -17,6 +17,7 @@ from jaxgen_models.layers.linear import project_to_float32
 from jaxgen_models.layers.mlp import GatedMLP
 from jaxgen_models.layers.router import Router
 from jaxgen_models.moe_config import RouterConfig
+from pallas_kernels.dispatch import target_platform
 from pallas_kernels.expert_mlp import SharedExpert
 
 
@@ -43,8 +44,7 @@ class MoE(nnx.Module):
         chosen = self.router(x)
         if self.shared is None:
             out = sum_experts(self.experts.partial(x, chosen, live))
-        elif self.alike and jax.lax.axis_size(EXPERT_AXIS) == 1:
-            # As one operation, in which a kernel can serve the shared expert as one of many.
+        elif self._in_one():
             weights = (self.shared.gate_up[...], self.shared.down[...])
             out = self.experts.partial(x, chosen, live, SharedExpert(*weights, self._gate(x)))
         else:
@@ -56,6 +56,11 @@ class MoE(nnx.Module):
         out = sum_shards(out)
         bias = self.experts.bias(chosen)
         return out if bias is None else out + bias
+
+    def _in_one(self) -> bool:
+        """Whether a kernel can serve the shared expert as one of many."""
+        alone = jax.lax.axis_size(EXPERT_AXIS) == 1
+        return alone and self.alike and target_platform() == "cuda"
 
     def _gate(self, x: Float[Array, "tokens model"]) -> Float[Array, " tokens"] | None:
         """What the shared expert's output is multiplied by, where it is."""
