@@ -11,6 +11,7 @@ from jaxgen.bench.roofline import measure_ceilings
 from jaxgen.bench.startup import run_startup
 from jaxgen.bench.throughput import run_throughput
 from jaxgen.bench.workload import BenchRequest, random, uniform
+from jaxgen.commands import bench_simulate
 from jaxgen.commands.model_config import read_model_config
 from jaxgen.commands.opening import limited_options
 from jaxgen.compile_cache import use_compile_cache
@@ -25,11 +26,19 @@ from jaxgen_checkpoints.errors import RefusedInput
 def run(args: argparse.Namespace) -> int:
     """Measures and prints; --output-json writes the same object to a file."""
     use_compile_cache()
-    result = {"latency": _latency, "throughput": _throughput, "startup": _startup}[args.bench](args)
-    text = json.dumps(result, indent=1)
-    sys.stdout.write(text + "\n")
+    kinds = {
+        "latency": _latency,
+        "throughput": _throughput,
+        "startup": _startup,
+        "host": bench_simulate.host,
+        "simulate": bench_simulate.simulate,
+    }
+    result = kinds[args.bench](args)
+    text = json.dumps(result, indent=1) + "\n"
+    lines = args.bench in ("host", "simulate") and not args.json
+    sys.stdout.write(bench_simulate.as_lines(result) if lines else text)
     if args.output_json:
-        Path(args.output_json).write_text(text + "\n")
+        Path(args.output_json).write_text(text)
     return 0
 
 

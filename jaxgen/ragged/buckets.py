@@ -3,7 +3,7 @@
 Decode buckets hold one token a row; mixed buckets hold prompts, alone or fused with decodes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 SMALLEST_MIXED = 16
@@ -75,7 +75,7 @@ class Buckets:
         yield from self.decode
         yield from self.mixed
 
-    def fit(self, token_counts: "list[int] | tuple[int, ...]") -> Bucket:
+    def fit(self, token_counts: Sequence[int]) -> Bucket:
         """The smallest bucket for rows with these numbers of tokens. NoBucket if there is none."""
         rows = len(token_counts)
         if max(token_counts, default=1) == 1:

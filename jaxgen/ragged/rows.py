@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 
 class StepRows(NamedTuple):
     """Rows whose tokens are reserved, in the order in which they are packed.
@@ -14,7 +12,7 @@ class StepRows(NamedTuple):
     sampler knows. emit [rows]: whether the row's last token is followed by a sampled one.
     """
 
-    indices: Sequence[int] | np.ndarray
-    counts: Sequence[int] | np.ndarray
-    token_ids: Sequence[int] | np.ndarray
-    emit: Sequence[bool] | np.ndarray
+    indices: Sequence[int]
+    counts: Sequence[int]
+    token_ids: Sequence[int]
+    emit: Sequence[bool]

@@ -44,7 +44,7 @@ class Request:
     preemptions: how often it lost its cache.
     cached_tokens: of its prompt, found in the cache when it was first begun.
     block_names: of its whole blocks, which follow from block_root and its tokens.
-    published: how many of them others may share.
+    publish_at: when so many tokens are computed, one more of its blocks may be shared.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Request:
         "preemptions",
         "priority",
         "prompt_ids",
-        "published",
+        "publish_at",
         "rank",
         "reads_cache",
         "started",
@@ -109,7 +109,7 @@ class Request:
         self.cached_tokens: int | None = None
         self.block_root: BlockName = b""
         self.block_names: list[BlockName] = []
-        self.published = 0
+        self.publish_at = 0
 
     def __repr__(self) -> str:
         """Uid, status and token counts."""
@@ -146,6 +146,11 @@ class Request:
             + self.output_ids[max(0, start - prompt) : max(0, end - prompt)]
         )
         return ids + [UNKNOWN_TOKEN] * (count - len(ids))
+
+    def token_id(self, position: int) -> int:
+        """The id at a position whose token is known."""
+        after = position - len(self.prompt_ids)
+        return self.prompt_ids[position] if after < 0 else self.output_ids[after]
 
     def begin(self, index: int, cached: int) -> None:
         """It runs, in row `index`, with its first `cached` tokens from the cache."""

@@ -106,7 +106,7 @@ class Scheduler:
                 self._admit(request, starts[request.uid])
         if step.chunks:
             rows = np.array([chunk.request.index for chunk in step.chunks])
-            counts = np.array([chunk.count for chunk in step.chunks], np.int32)
+            counts = np.array([chunk.count for chunk in step.chunks])
             self.state.reserve_rows(rows, counts)
         return step
 
@@ -116,9 +116,10 @@ class Scheduler:
         self._running[request.uid] = request
         sequence = self.state.track(request.uid, sampled=True, anchor=self._anchor(request))
         request.begin(sequence.index, cached)
-        request.published = cached // self.state.block_size
+        request.publish_at = cached + self.state.block_size
         if cached:
-            self.state.adopt(request.uid, request.block_names[: request.published])
+            blocks = cached // self.state.block_size
+            self.state.adopt(request.uid, request.block_names[:blocks])
         if request.cached_tokens is None:
             request.cached_tokens = cached
             if self._prefix_cache is not None and request.reads_cache:
@@ -145,7 +146,8 @@ class Scheduler:
             if request.status is not Status.RUNNING:
                 continue  # cancelled between planning and dispatch
             request.advance(chunk.count, emit=chunk.emit)
-            self._publish(request)
+            if request.computed >= request.publish_at:
+                self._publish(request)
             if request.exhausted:
                 del self._running[request.uid]
                 self.state.flush(request.uid)
@@ -206,14 +208,12 @@ class Scheduler:
 
     def _publish(self, request: Request) -> None:
         """What its dispatched steps fill, as far as the tokens are known, others may share."""
-        size, begin = self.state.block_size, request.published
-        if self._prefix_cache is None or request.computed < (begin + 1) * size:
-            return
-        end = min(request.computed, request.known) // size
-        if end > begin:
+        size = self.state.block_size
+        begin, end = request.publish_at // size - 1, min(request.computed, request.known) // size
+        if self._prefix_cache is not None and end > begin:
             self._name_blocks(request)
             self.state.publish(request.uid, request.block_names[:end], begin)
-            request.published = end
+            request.publish_at = (end + 1) * size
 
     def _name_blocks(self, request: Request) -> None:
         """Names all blocks of known tokens that have none yet."""

@@ -58,10 +58,13 @@ class Plan:
         """The chunks as the packer takes them, once they are reserved."""
         token_ids: list[int] = []
         for chunk in self.chunks:
-            if chunk.count == 1 and chunk.request.pending:
+            request = chunk.request
+            if chunk.count > 1:
+                token_ids += chunk.token_ids
+            elif request.pending:
                 token_ids.append(UNKNOWN_TOKEN)
             else:
-                token_ids += chunk.token_ids
+                token_ids.append(request.token_id(chunk.start))
         return StepRows(
             indices=[chunk.request.index for chunk in self.chunks],
             counts=[chunk.count for chunk in self.chunks],
