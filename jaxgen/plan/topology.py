@@ -100,6 +100,7 @@ def _described(name: str, shape: str, chip: Chip) -> Sequence[Device]:
         return described.devices
     # libtpu would look for the machine it runs on; there is none.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # it locks out other compilers
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
     try:

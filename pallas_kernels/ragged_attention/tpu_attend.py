@@ -328,7 +328,8 @@ def _accumulate(
     if problem.window is not None:
         seen &= key > query - problem.window
         held &= owned > first - problem.window
-    for head in range(q.shape[1]):
+
+    def one_head(head: Any, carry: None) -> None:
         # What lies in pages behind the last token, or was never fetched, may be NaN.
         value = jnp.where(held, values[head], 0)
         scores = problem.scale * lax.dot_general(
@@ -356,3 +357,6 @@ def _accumulate(
             precision=problem.precision,
             preferred_element_type=jnp.float32,
         )
+        return carry
+
+    lax.fori_loop(0, q.shape[1], one_head, None)
