@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from jaxgen.sampling import InvalidParameter
 from jaxgen.schedule.verdict import SchedulingError, SchedulingResult
+from jaxgen.serving.async_engine import EngineDead
 from jaxgen_checkpoints.errors import RefusedInput
 
 _TYPES = {
@@ -21,6 +22,11 @@ _TYPES = {
     501: "NotImplementedError",
     503: "ServiceUnavailableError",
 }
+_LATER = (
+    SchedulingResult.EngineSequenceLimitExceeded,
+    SchedulingResult.QueueLimitExceeded,
+)
+_DEAD = "the engine stopped while this request was running"
 _IN_PLACE_OF_TEXT = "the server failed; its log has the reason under this request's id"
 
 
@@ -82,9 +88,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, InvalidParameter):
         return bad_request(str(error), error.param)
     if isinstance(error, SchedulingError):
-        if error.result is SchedulingResult.EngineSequenceLimitExceeded:
-            return unavailable(str(error))
-        return bad_request(str(error))
+        return unavailable(str(error)) if error.result in _LATER else bad_request(str(error))
     if isinstance(error, RefusedInput):
         return bad_request(str(error))
-    return ApiError(500, _IN_PLACE_OF_TEXT)
+    return ApiError(500, _DEAD if isinstance(error, EngineDead) else _IN_PLACE_OF_TEXT)

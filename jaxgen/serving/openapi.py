@@ -1,5 +1,6 @@
 """The OpenAPI document, made from the endpoints that are served and the models that they read."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def openapi_document(
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         operation = _operation(endpoint, schemas, secured=secured and not endpoint.open)
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
+        paths.setdefault(documented(endpoint.path), {})[endpoint.method.lower()] = operation
     components: dict[str, Any] = {"schemas": definitions.get("$defs", {})}
     if secured:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -50,6 +51,11 @@ def openapi_document(
         "paths": paths,
         "components": components,
     }
+
+
+def documented(path: str) -> str:
+    """A route's path as OpenAPI writes it: parameters have names only."""
+    return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
 
 
 def _operation(endpoint: Endpoint, schemas: dict[Any, Any], *, secured: bool) -> dict[str, Any]:
@@ -70,6 +76,11 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any], *, secured: bool) ->
             **{code: {"description": told, "content": refused} for code, told in statuses.items()},
         },
     }
+    names = re.findall(r"\{(\w+)\}", documented(endpoint.path))
+    if names:
+        text = {"type": "string", "minLength": 1}
+        told = {"in": "path", "required": True, "schema": text}
+        operation["parameters"] = [{"name": name, **told} for name in names]
     if endpoint.body is not None:
         body = {"application/json": {"schema": schemas[endpoint.body]}}
         operation["requestBody"] = {"required": True, "content": body}
