@@ -14,8 +14,9 @@ _OPERATION = Operation(
     modules={
         "reference": "pallas_kernels.latent_attention.reference",
         "portable": "pallas_kernels.latent_attention.portable",
+        "gpu": "pallas_kernels.latent_attention.gpu",
     },
-    kernels={},
+    kernels={"cuda": ("gpu",)},
     fallback="portable",
 )
 

@@ -34,8 +34,20 @@ def run(
 ) -> tuple[Float[Array, "tokens heads latent"], LatentPages]:
     """As latent_attention."""
     pages = pages.write(new, rows)
+    return attend(q, pages, rows, latent=latent, scale=scale), pages
+
+
+def attend(
+    q: Float[Array, "tokens heads width"],
+    pages: LatentPages,
+    rows: RaggedRows,
+    *,
+    latent: int,
+    scale: float,
+) -> Float[Array, "tokens heads latent"]:
+    """The attention alone, over pages that hold the new tokens already."""
     plan = tile_plan(q.shape[0], rows, pages.page_size, cpu_tile=32, tile=16, lanes=8)
-    return _attend(q, pages, rows, plan=plan, latent=latent, scale=scale), pages
+    return _attend(q, pages, rows, plan=plan, latent=latent, scale=scale)
 
 
 # Jitted so that the unrolled layers of a model trace it once.
@@ -49,13 +61,13 @@ def _attend(
     latent: int,
     scale: float,
 ) -> Float[Array, "tokens heads latent"]:
-    def attend(queries: Array, position: Array, table: Array) -> Array:
+    def attend_some(queries: Array, position: Array, table: Array) -> Array:
         return _attend_tiles(
             queries, position, pages, table, blocks=plan.blocks, latent=latent, scale=scale
         )
 
     out = jnp.zeros((*q.shape[:2], latent), q.dtype)
-    return attend_by_tiles(q, rows, plan, out, attend)
+    return attend_by_tiles(q, rows, plan, out, attend_some)
 
 
 def _attend_tiles(

@@ -1,5 +1,5 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), absorbed: heads meet the cached
-latents directly, so that no key and no value is ever made of them.
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): heads meet the cached latents
+directly, absorbed, so that no key and no value is made of them; save for long prompts on GPUs.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary
 from pallas_kernels.dispatch import target_platform
 from pallas_kernels.latent_attention import latent_attention
+from pallas_kernels.latent_attention.unabsorbed import attend_unabsorbed, can_expand
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import RaggedRows
 
@@ -60,17 +61,22 @@ class LatentAttention(nnx.Module):
         key = key[:, None, :]
         if rotary is not None:
             turning, key = rotary(turning), rotary(key)
+        new = jnp.concatenate([self.latent_norm(latent), key[:, 0]], axis=-1)
         up = self.latent_up[...]
-        absorbed = _per_head("thn,hnl->thl", plain, up[:, : self.plain])
-        out, pages = latent_attention(
-            jnp.concatenate([absorbed, turning], axis=-1),
-            jnp.concatenate([self.latent_norm(latent), key[:, 0]], axis=-1),
-            pages,
-            rows,
-            latent=self.latent,
-            scale=self.scale,
-        )
-        values = _per_head("thl,hvl->thv", out, up[:, self.plain :])
+        if can_expand(q, pages, rows, latent=self.latent):
+            q = jnp.concatenate([plain, turning], axis=-1)
+            values, pages = attend_unabsorbed(q, new, pages, rows, up, scale=self.scale)
+        else:
+            absorbed = _per_head("thn,hnl->thl", plain, up[:, : self.plain])
+            out, pages = latent_attention(
+                jnp.concatenate([absorbed, turning], axis=-1),
+                new,
+                pages,
+                rows,
+                latent=self.latent,
+                scale=self.scale,
+            )
+            values = _per_head("thl,hvl->thv", out, up[:, self.plain :])
         weight = self.out[...]
         out = project(values.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))
         out = sum_shards(out)

@@ -1,0 +1,188 @@
+"""Latent attention from plain queries: absorbed where few of them meet a latent, else expanded.
+
+Absorbed, a query meets a key of 576 channels and a value of 512. Expanded, a key of 192 and a value
+of 128, but these must first be made of each latent, for every head. From about 170 query tokens
+that meet the same latents on, that is less work: a third, for a prompt in one piece.
+"""
+
+import importlib
+from functools import partial
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from pallas_kernels.dispatch import target_platform
+from pallas_kernels.latent_attention.checks import LatentProblem
+from pallas_kernels.latent_pages import LatentPages
+from pallas_kernels.pages import KVPages, RaggedRows
+
+_HEAD_DIMS = (192, 256)  # of ragged attention, that a plain and a rotated key may come to
+_LEAST = 160  # query tokens of a row that is expanded
+_AT_ONCE = 4096  # latents that are expanded in one product
+_NO_OPTIONS = {"window": None, "soft_cap": None, "sinks": None, "alibi": None}
+
+
+def can_expand(
+    q: Float[Array, "tokens heads key"], pages: LatentPages, rows: RaggedRows, *, latent: int
+) -> bool:
+    """Whether a step of this shape may hold long prompts, and kernels serve it either way."""
+    tokens, heads, key = q.shape
+    if target_platform() != "cuda" or tokens < _LEAST or tokens <= rows.starts.shape[0]:
+        return False
+    problem = LatentProblem(
+        tokens=tokens,
+        rows=rows.starts.shape[0],
+        blocks=rows.block_table.shape[1],
+        heads=heads,
+        latent=latent,
+        width=pages.width,
+        page_size=pages.page_size,
+        dtype=jnp.dtype(q.dtype),
+        page_dtype=jnp.dtype(pages.latents.dtype),
+    )
+    return key in _HEAD_DIMS and _kernels("latent_attention").unsupported(problem) is None
+
+
+def _kernels(operation: str) -> ModuleType:
+    # Imported on first use: the GPU side of Pallas takes most of a second to import.
+    name = "gpu" if target_platform() == "cuda" else "portable"
+    return importlib.import_module(f"pallas_kernels.{operation}.{name}")
+
+
+def attend_unabsorbed(
+    q: Float[Array, "tokens heads key"],
+    new: Float[Array, "tokens width"],
+    pages: LatentPages,
+    rows: RaggedRows,
+    up: Float[Array, "heads plain_and_value latent"],
+    *,
+    scale: float,
+) -> tuple[Float[Array, "tokens heads value"], LatentPages]:
+    """Write the step's tokens into the pages, then attend causally, as latent_attention does.
+
+    For steps of which `can_expand` is true; it is right for all others, and slower.
+
+    q: of each head its plain channels, then the rotated ones that meet the end of a latent. up: of
+    each head what makes the plain channels of its key of a latent, then what makes its value.
+    """
+    pages = pages.write(new, rows)
+    room = _room(q.shape[0], pages, rows)
+    expands = _expands(rows, pages.page_size, room)
+    live = rows.live_lengths() > 0
+    plain = q.shape[2] - (pages.width - up.shape[2])
+    value = up.shape[1] - plain
+
+    def nothing() -> Array:
+        return jnp.zeros((*q.shape[:2], value), q.dtype)
+
+    def absorbed() -> Array:
+        return _absorbed(q, pages, _only(rows, ~expands), up, scale=scale)
+
+    def expanded() -> Array:
+        return _expanded(q, pages, _only(rows, expands), up, scale=scale, room=room)
+
+    # Each gives zeros for the other's tokens.
+    out = lax.cond((live & expands).any(), expanded, nothing)
+    return out + lax.cond((live & ~expands).any(), absorbed, nothing), pages
+
+
+def _room(tokens: int, pages: LatentPages, rows: RaggedRows) -> int:
+    """Latents that can be expanded in one step: whole prompts of twice the step's tokens."""
+    table = rows.block_table.shape[0] * rows.block_table.shape[1] * pages.page_size
+    most = min(max(2 * tokens, 4 * _AT_ONCE), table)
+    return -(-most // _AT_ONCE) * _AT_ONCE
+
+
+def _expands(rows: RaggedRows, page_size: int, room: int) -> Bool[Array, " rows"]:
+    """Which rows are expanded: all that have enough query tokens, while there is room."""
+    long = rows.live_lengths() >= _LEAST
+    needed = jnp.where(long, -(-rows.kv_lengths // page_size) * page_size, 0)
+    return long & (jnp.cumsum(needed) <= room)
+
+
+def _only(rows: RaggedRows, chosen: Bool[Array, " rows"]) -> RaggedRows:
+    """The rows with query tokens for the chosen ones alone."""
+    return RaggedRows(
+        starts=rows.starts,
+        query_lengths=jnp.where(chosen, rows.live_lengths(), 0),
+        kv_lengths=rows.kv_lengths - jnp.where(chosen, 0, rows.live_lengths()),
+        block_table=rows.block_table,
+        num_rows=rows.num_rows,
+    )
+
+
+def _product(equation: str, x: Array, weight: Array) -> Array:
+    """A product per head, in x's dtype, accumulated in float32."""
+    return jnp.einsum(equation, x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+# Jitted, as is the other, so that the layers of a model share one trace.
+@partial(jax.jit, static_argnames=("scale",))
+def _absorbed(
+    q: Float[Array, "tokens heads key"],
+    pages: LatentPages,
+    rows: RaggedRows,
+    up: Float[Array, "heads plain_and_value latent"],
+    *,
+    scale: float,
+) -> Float[Array, "tokens heads value"]:
+    plain = q.shape[2] - (pages.width - up.shape[2])
+    wide = _product("thn,hnl->thl", q[..., :plain], up[:, :plain])
+    wide = jnp.concatenate([wide, q[..., plain:]], axis=-1)
+    out = _kernels("latent_attention").attend(wide, pages, rows, latent=up.shape[2], scale=scale)
+    return _product("thl,hvl->thv", out, up[:, plain:])
+
+
+@partial(jax.jit, static_argnames=("scale", "room"))
+def _expanded(
+    q: Float[Array, "tokens heads key"],
+    pages: LatentPages,
+    rows: RaggedRows,
+    up: Float[Array, "heads plain_and_value latent"],
+    *,
+    scale: float,
+    room: int,
+) -> Float[Array, "tokens heads value"]:
+    latent, page, key = up.shape[2], pages.page_size, q.shape[2]
+    plain = key - (pages.width - latent)
+    value = up.shape[1] - plain
+    blocks = jnp.where(rows.query_lengths > 0, -(-rows.kv_lengths // page), 0)
+    ends = jnp.cumsum(blocks)
+    place = jnp.arange(room // page, dtype=jnp.int32)
+    row = (place[:, None] >= ends).sum(axis=1, dtype=jnp.int32)
+    row = jnp.minimum(row, blocks.shape[0] - 1)
+    source = rows.block_table.at[row, place - (ends - blocks)[row]].get(mode="clip")
+    each = _AT_ONCE // page
+
+    def fill(index: Array, made: KVPages) -> KVPages:
+        ids = lax.dynamic_slice_in_dim(source, index * each, each)
+        latents = pages.latents.at[ids].get(mode="clip")
+        both = _product("psl,hol->phso", latents[..., :latent], up)
+        rotated = jnp.broadcast_to(
+            latents[:, None, :, latent:], (*both.shape[:3], pages.width - latent)
+        )
+        # Values as wide as keys: ragged attention knows one width.
+        keys = jnp.concatenate([both[..., :plain], rotated], axis=-1)
+        values = jnp.pad(both[..., plain:], ((0, 0),) * 3 + ((0, key - value),))
+
+        def put(target: Array, chunk: Array) -> Array:
+            return lax.dynamic_update_slice_in_dim(target, chunk, index * each, axis=0)
+
+        return KVPages(keys=put(made.keys, keys), values=put(made.values, values))
+
+    shape = (room // page, q.shape[1], page, key)
+    empty = KVPages(*(lax.empty(shape, q.dtype) for _ in range(2)))
+    made = lax.fori_loop(0, (ends[-1] * page + _AT_ONCE - 1) // _AT_ONCE, fill, empty)
+    table = (ends - blocks)[:, None] + jnp.arange(rows.block_table.shape[1], dtype=jnp.int32)
+    there = RaggedRows(
+        starts=rows.starts,
+        query_lengths=rows.query_lengths,
+        kv_lengths=rows.kv_lengths,
+        block_table=table,
+        num_rows=rows.num_rows,
+    )
+    out = _kernels("ragged_attention").attend(q, made, there, scale=scale, **_NO_OPTIONS)
+    return out[..., :value]
