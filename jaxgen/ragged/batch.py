@@ -120,7 +120,8 @@ def pack_rows(
     for group, table in enumerate(state.tables):
         target = parts[f"block_table{group}"].reshape(bucket.rows, bucket.blocks)
         target[live:] = state.num_blocks[group]
-        target[:live] = table[indices, : bucket.blocks]
+        # Indexing would make a copy of its own first, and tables of long contexts have megabytes.
+        np.take(table[:, : bucket.blocks], indices, axis=0, out=target[:live], mode="clip")
     return packed
 
 
