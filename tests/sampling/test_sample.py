@@ -18,7 +18,6 @@ from jaxgen.sampling import (
     largest,
     sample,
     slot_row,
-    write_masks,
 )
 from jaxgen.sampling.truncate import keep_top_k, keep_top_p
 
@@ -205,26 +204,6 @@ def test_allowed_ids():
     np.testing.assert_array_equal(drawn.tokens, [4, 17])
     with pytest.raises(InvalidParameter, match="leaves nothing to sample"):
         admitted((SamplingParams(allowed_token_ids=[2], min_tokens=1), 0, [], []))
-
-
-@pytest.mark.parametrize("demand", [Demand.ANY, Demand.DRAWN])
-def test_masks_say_what_may_come(demand):
-    """Bit i of a slot's mask is token i; only slots that asked for a mask look at theirs."""
-    masked = SamplingParams(bad_words=["x"], logit_bias={3: 5.0}, temperature=0)
-    state = admitted((masked, 0, [], []), (SamplingParams(temperature=0), 0, [], []))
-    masks = np.array([[1 << 3 | 1 << 20], [1 << 5]], np.uint32).view(np.int32)
-    state = write_masks(state, [0, 1], masks)
-    logits = np.zeros((2, VOCAB), np.float32)
-    logits[:, 20], logits[:, 22] = 6, 9
-    slots, emit = jnp.arange(2), jnp.ones(2, bool)
-    state, drawn = sample(jnp.asarray(logits), state, slots, emit, demand)
-    np.testing.assert_array_equal(drawn.tokens, [20, 22])
-    state = write_masks(state, [0], masks[:1] & ~(1 << 20))
-    state, drawn = sample(jnp.asarray(logits), state, slots, emit, demand)
-    np.testing.assert_array_equal(drawn.tokens, [3, 22])
-    state = write_masks(state, [0], masks[:1] * 0)
-    _, drawn = sample(jnp.asarray(logits), state, slots, emit, demand)
-    np.testing.assert_array_equal(drawn.bad, [True, False])
 
 
 def test_rows_that_do_not_emit_leave_no_trace():

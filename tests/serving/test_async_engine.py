@@ -298,10 +298,3 @@ def test_an_idle_thread_sleeps(loop, llm):
             return time.process_time() - before
 
     assert asyncio.run(main()) < 0.1
-
-
-def test_who_hands_over_its_loop_does_not_use_it(golden_dir):
-    llm = LLM.__new__(LLM)
-    llm._handed_over = True
-    with pytest.raises(RuntimeError, match="in the hands of a server"):
-        llm.hand_over()
