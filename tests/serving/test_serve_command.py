@@ -1,0 +1,101 @@
+"""`jaxgen serve` as a process: refusals before anything is loaded, ready, answers, SIGTERM."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from jaxgen.cli import main
+from jaxgen.engine import build
+from jaxgen.serving.server import ListenSettings, bind
+
+SMALL = ("--dtype", "float32", "--max-num-batched-tokens", "16", "--max-model-len", "96")
+SMALL += ("--max-num-seqs", "2", "--host", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--port", "99999"), "port must be"),
+        (("--enable-auto-tool-choice",), "tool_call_parser"),
+        (("--tool-call-parser", "nothing"), "hermes"),
+        (("--ssl-keyfile", "x"), "ssl_certfile"),
+        (("--root-path", "llm"), "root_path"),
+        (("--allowed-origins", "[nothing"), "JSON list"),
+        (("--chat-template", "no/such/file"), "no/such/file"),
+        (("--generation-config", "elsewhere"), "invalid choice"),
+    ],
+)
+def test_refusals_are_one_line(golden_dir, capsys, monkeypatch, words, message):
+    monkeypatch.setattr(build, "load", lambda *_: pytest.fail("weights were read"))
+    port = [] if "--port" in words else ["--port", "0"]
+    try:
+        code = main(["serve", str(golden_dir("llama_plain")), *SMALL, *port, *words])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("error: ") and message in line for line in lines)
+
+
+def test_a_port_in_use_is_told_first(capsys):
+    with bind(ListenSettings(host="127.0.0.1", port=0)) as taken:
+        port = str(taken.getsockname()[1])
+        taken.listen()
+        assert main(["serve", "no/such/model", "--host", "127.0.0.1", "--port", port]) == 2
+    assert port in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_server_from_start_to_end(golden_dir, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "jaxgen", "serve", str(golden_dir("llama_plain")), *SMALL]
+    words += ["--port", str(port), "--served-model-name", "tiny", "small", "--api-key", "key"]
+    log = tmp_path / "log"
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    with log.open("w") as errors, subprocess.Popen(words, stderr=errors, env=environment) as server:
+        try:
+            url, headers = f"http://127.0.0.1:{port}", {"authorization": "Bearer key"}
+            statuses = _until_ready(url, server)
+            assert 503 in statuses  # it answered while it compiled
+            body = {"model": "small", "prompt": "hello", "max_tokens": 60, "ignore_eos": True}
+            whole = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+            assert whole.json()["usage"]["completion_tokens"] == 60
+            assert httpx.get(f"{url}/status.json").json()["late_compiles"] == 0
+            asked = {"json": body | {"stream": True}, "headers": headers, "timeout": 60}
+            with httpx.stream("POST", f"{url}/v1/completions", **asked) as answer:
+                pieces = answer.iter_raw()
+                first = next(pieces)
+                server.send_signal(signal.SIGTERM)
+                text = (first + b"".join(pieces)).decode()
+            assert text.endswith("data: [DONE]\n\n")
+            assert '"error"' not in text
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+    written = log.read_text()
+    assert "ready: serving tiny, small" in written
+    assert "Traceback" not in written
+    assert "hello" not in written
+    assert json.dumps("key") not in written
+
+
+def _until_ready(url, server):
+    statuses, end = set(), time.monotonic() + 300
+    while 200 not in statuses:
+        assert server.poll() is None
+        assert time.monotonic() < end
+        try:
+            statuses.add(httpx.get(f"{url}/ready").status_code)
+        except httpx.TransportError:
+            time.sleep(0.1)
+        time.sleep(0.05)
+    return statuses
