@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxgen.serving.connection import CLIENT_GONE, ClientGone
@@ -46,7 +47,7 @@ class Guard:
             self._check_key(scope, headers)
             limited = _limited(receive, headers, self._serving)
             await self._app(scope, limited, exchange.send)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             exchange.status = CLIENT_GONE
         except Exception as error:
             await self._fail(error, scope, receive, exchange)

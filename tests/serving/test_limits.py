@@ -161,6 +161,16 @@ def test_who_hangs_up_is_forgotten(serve, stream):
         assert server.serving.active == 0
 
 
+def test_who_breaks_off_is_no_failure(serve, caplog):
+    caplog.set_level("INFO", logger="jaxgen.access")
+    with serve() as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        connection.sendall(head + b"content-length: 500\r\n\r\n{")
+        connection.close()
+        wait_until(lambda: "/v1/completions 499" in caplog.text)
+    assert "Traceback" not in caplog.text
+
+
 def test_who_reads_nothing_is_given_up(serve, monkeypatch):
     monkeypatch.setattr("jaxgen.serving.connection._LOOK_SECONDS", 0.1)
     with serve(["a" * 10_000] * 5000, stalled_seconds=0.3) as server:

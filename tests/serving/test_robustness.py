@@ -1,6 +1,7 @@
 """Thousands of mixed requests, many of them hostile, at once: all are answered, nothing leaks."""
 
 import asyncio
+import contextlib
 import json
 import random
 import resource
@@ -31,7 +32,7 @@ async def fine(client, chance):
             ("/v1/completions", {"prompt": ["a", "b"], "logprobs": 2, "echo": True}),
             ("/v1/completions", {"temperature": 1.0, "n": 2}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
-            ("/v1/responses", {"input": "hi"}),
+            ("/v1/responses", {"input": "hi", "prompt": None, "max_output_tokens": 9}),
         ]
     )
     answer = await client.post(path, content=body_of(chance, **changes), headers=HEADERS)
@@ -92,6 +93,8 @@ async def breaks_off(client, chance):
     await writer.drain()
     await asyncio.sleep(chance.random() / 5)
     writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
     del reader
     return "broke off"
 
