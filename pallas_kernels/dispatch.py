@@ -65,6 +65,14 @@ class Operation:
             )
         return self._load(self.fallback)
 
+    def has_kernel(self, problem: Any) -> bool:  # noqa: ANN401
+        """Whether `choose` would give a kernel of the target platform; says nothing if not."""
+        names = self.kernels.get(target_platform(), ())
+        asked = _chosen.get().get(self.name)
+        if asked is not None:
+            return asked in names and self._load(asked).unsupported(problem) is None
+        return any(self._load(name).unsupported(problem) is None for name in names)
+
     def _named(self, name: str, problem: Any) -> ModuleType:  # noqa: ANN401
         if name not in self.modules:
             known = ", ".join(self.modules)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.pages import KVPages, RaggedRows
@@ -66,12 +67,29 @@ def check(
     alibi: Float[Array, "heads ..."] | None,
 ) -> AttentionProblem:
     """The problem, or ValueError naming the argument, what was expected and what came."""
-    tokens, heads, head_dim = q.shape
-    kv_heads = pages.kv_heads
     for name, new in (("k_new", k_new), ("v_new", v_new)):
-        expected = (tokens, kv_heads, pages.head_dim)
+        expected = (q.shape[0], pages.kv_heads, pages.head_dim)
         if new.shape != expected:
             raise ValueError(f"{name} must be {expected} to fit q and the pages, got {new.shape}.")
+    return check_queries(
+        q.shape, q.dtype, pages, rows, window=window, soft_cap=soft_cap, sinks=sinks, alibi=alibi
+    )
+
+
+def check_queries(
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    pages: KVPages,
+    rows: RaggedRows,
+    *,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Float[Array, " heads"] | None,
+    alibi: Float[Array, "heads ..."] | None,
+) -> AttentionProblem:
+    """The same for queries of which only the shape, [tokens, heads, head], and dtype are there."""
+    tokens, heads, head_dim = shape
+    kv_heads = pages.kv_heads
     if head_dim != pages.head_dim:
         raise ValueError(f"q has heads of {head_dim}, the pages hold heads of {pages.head_dim}.")
     if heads % kv_heads:
@@ -95,7 +113,7 @@ def check(
         kv_heads=kv_heads,
         head_dim=head_dim,
         page_size=pages.page_size,
-        dtype=jnp.dtype(q.dtype),
+        dtype=jnp.dtype(dtype),
         page_dtype=jnp.dtype(pages.keys.dtype),
         window=window,
         soft_cap=soft_cap,

@@ -2,7 +2,7 @@
 
 A worker is a pair of warpgroups: one streams KV blocks through shared memory, the other attends.
 Cuts fall anywhere, so a worker's first and last segments may be parts of a longer row: those go to
-scratch memory as partial results, and a second small kernel combines them.
+scratch memory as partial results, and the worker that is last to finish a row joins them.
 """
 
 from dataclasses import dataclass
@@ -18,38 +18,25 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.pages import KVPages
-from pallas_kernels.ragged_attention.gpu_combine import PARTS, combine
+from pallas_kernels.ragged_attention.gpu_attend import Worker, attend
+from pallas_kernels.ragged_attention.gpu_join import join_ended, part_arrays
 from pallas_kernels.ragged_attention.gpu_problem import Problem
 from pallas_kernels.ragged_attention.gpu_schedule import (
     BLOCK,
-    BLOCKS,
     COUNT,
     FIRST,
     ROW,
-    SEEN,
-    TOKEN,
     Queries,
     Segment,
     schedule,
     walk,
 )
-from pallas_kernels.ragged_attention.gpu_softmax import (
-    LOG2E,
-    MASKED,
-    PER_ROW,
-    ROWS,
-    TILE,
-    Softmax,
-    accumulate,
-    advance,
-    clear_rows_from,
-    fresh,
-    row_vector,
-    scores,
-    spread,
-    swizzled,
-    to_log2,
-)
+from pallas_kernels.ragged_attention.gpu_softmax import ROWS, swizzled
+from pallas_kernels.rope_write.gpu_turn import Turn, operands
+from pallas_kernels.rope_write.heads import HeadNorms, Rotation
+
+_LEAST = 2  # blocks of a run: fewer are not worth another part
+_WHOLE = 4  # blocks of a row that one worker attends sooner than several join their parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +51,7 @@ class DecodePlan:
 def decode_plan(head_dim: int, sms: int, shared_memory: int) -> DecodePlan:
     """Two workers an SM where registers allow it, and the slots that shared memory holds."""
     pairs = 2 if head_dim <= 128 else 1
-    room = (shared_memory - 4096) // pairs - 2 * ROWS * head_dim * 2
+    room = (shared_memory - 3072) // pairs - 3 * ROWS * head_dim * 2
     slots = min(room // (BLOCK * head_dim * 2), 12)
     return DecodePlan(workers=pairs * sms, pairs=pairs, slots=slots)
 
@@ -78,7 +65,7 @@ def _per_row(per_head: Float[Array, " heads"], problem: Problem) -> Float[Array,
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
 @partial(jax.jit, static_argnames=("problem", "plan"))
 def decode(
-    q: Float[Array, "tokens heads head"],
+    source: Float[Array, "tokens ..."],
     pages: KVPages,
     table: Int[Array, "rows blocks"],
     queries: Queries,
@@ -87,60 +74,116 @@ def decode(
     *,
     sinks: Float[Array, " heads"] | None,
     alibi: Float[Array, " heads"] | None,
-) -> Float[Array, "tokens heads head"]:
-    """Attention of single query tokens over their pages; one item for every token of q."""
-    schedules = schedule(queries, problem.kv_heads, problem.window, plan.workers)
-    shape = (2 * plan.workers, len(PARTS), problem.padded_group, problem.head_dim)
-    out, parts = (jax.new_ref(lax.empty(each, q.dtype)) for each in (q.shape, shape))
+    rotation: Rotation | None = None,
+    norms: HeadNorms | None = None,
+) -> tuple[Float[Array, "tokens heads head"], KVPages]:
+    """Attention of single query tokens over their pages; one item for every token of source.
+
+    source: queries [tokens, heads, head], over pages that hold all keys and values; or, where the
+    problem says so, the raw product [tokens, kv_heads, group + 2, head], whose keys and values are
+    turned, attended and written into the pages on the way.
+    """
+    plan_of_run = schedule(
+        queries, problem.kv_heads, problem.window, plan.workers, least=_LEAST, whole=_WHOLE
+    )
+    out_shape = (source.shape[0], problem.heads, problem.head_dim)
+    written = {
+        "out": lax.empty(out_shape, source.dtype),
+        **part_arrays(problem, plan.workers),
+        **({"keys": pages.keys, "values": pages.values} if problem.raw else {}),
+    }
     named = {
-        "q": q,
+        "source": source,
         "keys": pages.keys,
         "values": pages.values,
         "table": table,
-        "items": schedules.items,
-        "work": schedules.work,
-        "out": out,
-        "parts": parts,
+        "items": plan_of_run.items,
+        "work": plan_of_run.work,
+        "arrivals": jnp.zeros((plan.workers,), jnp.int32),
+        **operands(rotation, norms),
     }
-    wide_sinks = None
     if sinks is not None:
         named["sinks"] = _per_row(sinks, problem)
-        narrow = named["sinks"][:, : problem.padded_group, None]
-        wide_sinks = jnp.broadcast_to(narrow, (*narrow.shape[:2], problem.head_dim))
     if alibi is not None:
         named["slopes"] = _per_row(alibi, problem)
+    named |= {name: jax.new_ref(array) for name, array in written.items()}
+    _launch(problem, plan, Turn.of(rotation, norms), named)
+    if problem.interpret:
+        _launch_join(problem, plan, named)
+    out = jax.freeze(named["out"])
+    if problem.raw:
+        pages = KVPages(keys=jax.freeze(named["keys"]), values=jax.freeze(named["values"]))
+    return out, pages
+
+
+def _scratch(problem: Problem, pairs: int) -> dict[str, Any]:
+    """Shared memory of the attending warpgroups, one of each for each pair."""
+    tile = swizzled(ROWS, problem.head_dim, problem.dtype, (pairs,))
+    return {
+        "line": plgpu.SMEM((pairs, ROWS, problem.head_dim), problem.dtype),
+        "queries": tile,
+        "spare": tile,
+        "logs": plgpu.SMEM((pairs, ROWS), jnp.float32),
+        "fetched": plgpu.Barrier(num_arrivals=3, num_barriers=pairs),
+    }
+
+
+def _launch(problem: Problem, plan: DecodePlan, turn: Turn, named: dict[str, Any]) -> None:
+    slots = plan.pairs * plan.slots
+    scratch = _scratch(problem, plan.pairs) | {
+        "ring": swizzled(BLOCK, problem.head_dim, problem.dtype, (slots,)),
+        "full": plgpu.Barrier(num_barriers=slots),
+        "free": plgpu.Barrier(num_barriers=slots),
+        "ready": plgpu.Barrier(num_barriers=plan.pairs),
+        "ticket": plgpu.SMEM((plan.pairs,), jnp.int32),
+    }
 
     def body(*refs: Any) -> None:
-        given = dict(zip(named, refs, strict=False))
-        scratch = ("line", "queries", "ring", "full", "free", "ready")
-        given.update(zip(scratch, refs[len(named) :], strict=True))
+        given = SimpleNamespace(**dict(zip([*named, *scratch], refs, strict=True)))
         warpgroup = lax.axis_index("warpgroup")
         pair = lax.rem(warpgroup, jnp.int32(plan.pairs))
-        worker = lax.axis_index("sm") * plan.pairs + pair
-        common = (problem, plan, SimpleNamespace(**given), pair, worker)
-        pl.when(warpgroup < plan.pairs)(lambda: _attend(*common))
-        pl.when(warpgroup >= plan.pairs)(lambda: _stream(*common))
+        number = lax.axis_index("sm") * plan.pairs + pair
+        worker = Worker(problem, plan.slots, plan.workers, turn, given, pair, number)
 
-    slots = plan.pairs * plan.slots
+        @pl.when(warpgroup < plan.pairs)
+        def _attend() -> None:
+            if plan.pairs > 1:
+                plgpu.set_max_registers(216, action="increase")
+            attend(worker)
+
+        @pl.when(warpgroup >= plan.pairs)
+        def _load() -> None:
+            if plan.pairs > 1:
+                plgpu.set_max_registers(40, action="decrease")
+            _stream(worker)
+
     plgpu.kernel(
         body,
-        scratch_types=[
-            plgpu.SMEM((plan.pairs, ROWS, problem.head_dim), problem.dtype),
-            swizzled(ROWS, problem.head_dim, problem.dtype, (plan.pairs,)),
-            swizzled(BLOCK, problem.head_dim, problem.dtype, (slots,)),
-            plgpu.Barrier(num_barriers=slots),
-            plgpu.Barrier(num_barriers=slots),
-            plgpu.Barrier(num_barriers=plan.pairs),
-        ],
+        scratch_types=list(scratch.values()),
         grid=(plan.workers // plan.pairs,),
         grid_names=("sm",),
         num_threads=2 * plan.pairs,
         thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        # Rows of a tile are summed within a warp, without shared memory.
+        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
         interpret=problem.interpret,
     )(*named.values())
-    combine(problem, out, schedules, parts, wide_sinks)
-    return jax.freeze(out)
+
+
+def _launch_join(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
+    scratch = _scratch(problem, 1)
+
+    def body(*refs: Any) -> None:
+        given = SimpleNamespace(**dict(zip([*named, *scratch], refs, strict=True)))
+        join_ended(problem, given, lax.axis_index("worker"))
+
+    plgpu.kernel(
+        body,
+        scratch_types=list(scratch.values()),
+        grid=(plan.workers,),
+        grid_names=("worker",),
+        interpret=problem.interpret,
+    )(*named.values())
 
 
 def page_slice(problem: Problem, table: Any, row: Any, block: Any, head: Any) -> tuple[Any, ...]:
@@ -151,14 +194,12 @@ def page_slice(problem: Problem, table: Any, row: Any, block: Any, head: Any) ->
     return page, head, pl.ds(offset, BLOCK)
 
 
-def _stream(problem: Problem, plan: DecodePlan, refs: Any, pair: Any, worker: Any) -> None:
+def _stream(at: Worker) -> None:
     """The loading warpgroup: K and V of every block of the run, in order, as slots come free."""
-    if plan.pairs > 1:
-        plgpu.set_max_registers(40, action="decrease")
-    slots = plan.slots
+    problem, refs, slots = at.problem, at.refs, at.slots
 
     def put(pages: Any, index: Any, use: Any) -> None:
-        slot = pair * slots + lax.rem(use, jnp.int32(slots))
+        slot = at.slot(use)
 
         @pl.when(use >= slots)
         def _reuse() -> None:
@@ -176,102 +217,9 @@ def _stream(problem: Problem, plan: DecodePlan, refs: Any, pair: Any, worker: An
             put(refs.keys, index, 2 * (segment.done + i))
             put(refs.values, index, 2 * (segment.done + i) + 1)
 
-    walk(refs.items, refs.work, worker, problem.kv_heads, load)
-    uses = 2 * refs.work[worker, COUNT]
+    walk(refs.items, refs.work, at.number, problem.kv_heads, load)
+    uses = 2 * refs.work[at.number, COUNT]
 
     @pl.loop(jnp.maximum(uses - slots, 0), uses)  # every release must be seen before the end
     def _drain(use: Any) -> None:
-        plgpu.barrier_wait(refs.free.at[pair * slots + lax.rem(use, jnp.int32(slots))])
-
-
-def _in_two(value: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    """A float32 as the sum of two numbers of a narrower type."""
-    high = value.astype(dtype)
-    return high, (value - high.astype(jnp.float32)).astype(dtype)
-
-
-def _attend(problem: Problem, plan: DecodePlan, refs: Any, pair: Any, worker: Any) -> None:
-    """The computing warpgroup."""
-    if plan.pairs > 1:
-        plgpu.set_max_registers(216, action="increase")
-    group, head_dim = problem.group, problem.head_dim
-
-    def slot(use: Any) -> Any:
-        return pair * plan.slots + lax.rem(use, jnp.int32(plan.slots))
-
-    def compute(segment: Segment) -> None:
-        token, seen = refs.items[segment.item, TOKEN], refs.items[segment.item, SEEN]
-        first = refs.items[segment.item, FIRST] + segment.block
-        mine = pl.ds(segment.head * group, group)
-        plgpu.copy_gmem_to_smem(
-            refs.q.at[token, mine], refs.line.at[pair, pl.ds(0, group)], refs.ready.at[pair]
-        )
-        plgpu.barrier_wait(refs.ready.at[pair])
-        queries = refs.queries.at[pair]
-        queries[...] = plgpu.load(refs.line.at[pair], layout=TILE, optimized=False)
-        plgpu.commit_smem()
-        slopes = None
-        if problem.alibi:
-            slopes = plgpu.load(refs.slopes.at[segment.head], layout=PER_ROW, optimized=False)
-
-        def block(i: Any, state: Softmax) -> Softmax:
-            use = 2 * (segment.done + i)
-            plgpu.barrier_wait(refs.full.at[slot(use)])
-            raw = scores(queries, refs.ring.at[slot(use)], BLOCK)
-            plgpu.barrier_arrive(refs.free.at[slot(use)])
-            at = plgpu.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 1, layout=TILE)
-            at += (first + i) * BLOCK
-            bias = None
-            if slopes is not None:
-                distance = (at - (seen - 1)).astype(jnp.float32)
-                bias = lambda: spread(slopes, BLOCK) * distance
-            value, factor = to_log2(raw, problem.scale, problem.soft_cap, bias)
-            visible = at < seen
-            if problem.window is not None:
-                visible &= at >= seen - problem.window
-            weights, state = advance(state, jnp.where(visible, value, MASKED), factor)
-            values = refs.ring.at[slot(use + 1)]
-            plgpu.barrier_wait(refs.full.at[slot(use + 1)])
-            clear_rows_from(values, seen - (first + i) * BLOCK, BLOCK, head_dim)
-            weights = weights.astype(problem.dtype)
-            out = accumulate(state.out, weights, values, bool(problem.interpret))
-            plgpu.barrier_arrive(refs.free.at[slot(use + 1)])
-            return state._replace(out=out)
-
-        state = lax.fori_loop(0, segment.count, block, fresh(head_dim))
-        began, ends = segment.block == 0, segment.block + segment.count
-        whole = began & (ends == refs.items[segment.item, BLOCKS])
-
-        @pl.when(whole)
-        def _store() -> None:
-            top, total = state.top, state.total
-            fade = row_vector(1.0)
-            if problem.sinks:
-                sink = plgpu.load(refs.sinks.at[segment.head], layout=PER_ROW, optimized=False)
-                top = jnp.maximum(state.top, sink * LOG2E)
-                fade = jnp.exp2(state.top - top)
-                total = total * fade + jnp.exp2(sink * LOG2E - top)
-            out = state.out * spread(fade / total, head_dim)
-            refs.line.at[pair][...] = out.astype(problem.dtype)
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(refs.line.at[pair, pl.ds(0, group)], refs.out.at[token, mine])
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-        @pl.when(~whole)
-        def _store_part() -> None:
-            index = 2 * worker + began.astype(jnp.int32)
-            weight = spread(state.top + jnp.log(state.total) * LOG2E, head_dim)
-            values = (
-                *_in_two(state.out / spread(state.total, head_dim), problem.dtype),
-                *_in_two(weight, problem.dtype),
-            )
-            for which, value in enumerate(values):
-                refs.line.at[pair][...] = value
-                plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(
-                    refs.line.at[pair, pl.ds(0, group)],
-                    refs.parts.at[index, which, pl.ds(0, group)],
-                )
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-    walk(refs.items, refs.work, worker, problem.kv_heads, compute)
+        plgpu.barrier_wait(refs.free.at[at.slot(use)])

@@ -11,59 +11,92 @@ BLOCK = 64  # KV tokens that a worker loads and attends at a time
 
 
 class Queries(NamedTuple):
-    """The query tokens to serve: token index, block table row, KV tokens seen (0: padding)."""
+    """The query tokens to serve: token index, block table row, KV tokens seen (0: padding).
+
+    fresh: the position from which on the row's keys and values come with this step; None where the
+    pages hold them all.
+    """
 
     token: Int[Array, " items"]
     row: Int[Array, " items"]
     seen: Int[Array, " items"]
+    fresh: Int[Array, " items"] | None = None
 
 
 class Schedule(NamedTuple):
-    """items: token, row, seen, first block, number of blocks. work: see `schedule`."""
+    """items: token, row, seen, first block, number of blocks, fresh. work: see `schedule`."""
 
-    items: Int[Array, "items 5"]
-    work: Int[Array, "workers 8"]
-
-
-TOKEN, ROW, SEEN, FIRST, BLOCKS = range(5)
-ITEM, HEAD, BLOCK0, COUNT, SEGMENTS, BEGAN = range(6)
+    items: Int[Array, "items 6"]
+    work: Int[Array, "workers 10"]
 
 
-def schedule(queries: Queries, kv_heads: int, window: int | None, workers: int) -> Schedule:
+TOKEN, ROW, SEEN, FIRST, BLOCKS, FRESH = range(6)
+ITEM, HEAD, BLOCK0, COUNT, SEGMENTS, BEGAN, ENDED, LAST_ITEM, LAST_HEAD, LAST_ENDED = range(10)
+
+
+def schedule(
+    queries: Queries,
+    kv_heads: int,
+    window: int | None,
+    workers: int,
+    *,
+    least: int = 1,
+    whole: int = 0,
+) -> Schedule:
     """Cut the blocks of all (query, KV head) into even runs, one a worker.
 
+    least: blocks of a run, where there are fewer than `workers` runs. whole: nothing is cut where
+    every row has at most so many blocks and there is a worker for each (query, KV head).
+
     work columns: the item, KV head and block where the run begins, its number of blocks, the number
-    of (item, head) segments it touches, and the worker in which its first segment began.
+    of (item, head) segments it touches, the workers in which its first segment began and ends, and
+    the item and head of its last segment with the worker in which that ends.
     """
     first = 0 * queries.seen
     if window is not None:
         first = jnp.maximum(queries.seen - window, 0) // BLOCK
     blocks = (queries.seen + BLOCK - 1) // BLOCK - first
     blocks = jnp.where(queries.seen > 0, blocks, 0)
-    items = jnp.stack([queries.token, queries.row, queries.seen, first, blocks], axis=1)
+    fresh = queries.seen if queries.fresh is None else queries.fresh
+    columns = [queries.token, queries.row, queries.seen, first, blocks, fresh]
+    items = jnp.stack(columns, axis=1)
 
     ends = jnp.cumsum(blocks) * kv_heads
     total = ends[-1]
-    # With fewer blocks than workers, one block each: no worker between two others is idle.
-    busy = jnp.clip(total, 1, workers)
+    # No worker between two others is idle.
+    busy = jnp.clip((total + least - 1) // least, 1, workers)
     cut = jnp.minimum(jnp.arange(workers + 1, dtype=jnp.int32), busy) * total // busy
+    segments, is_whole = blocks.shape[0] * kv_heads, jnp.zeros((), bool)
+    if segments <= workers:
+        is_whole = blocks.max() <= whole
+        begins = (ends - blocks * kv_heads)[:, None] + blocks[:, None] * jnp.arange(kv_heads)
+        begins = jnp.pad(begins.reshape(-1), (0, workers + 1 - segments), constant_values=0)
+        begins = jnp.where(jnp.arange(workers + 1) < segments, begins, total)
+        cut = jnp.where(is_whole, begins, cut)
 
-    def locate(block: Int[Array, " workers"]) -> tuple[Array, Array, Array]:
+    def locate(block: Int[Array, " workers"]) -> tuple[Array, Array, Array, Array]:
         item = (block[:, None] >= ends).sum(axis=1, dtype=jnp.int32)
         item = jnp.minimum(item, blocks.shape[0] - 1)
         within = block - (ends[item] - blocks[item] * kv_heads)
         size = jnp.maximum(blocks[item], 1)
-        return item, within // size, within % size
+        return item, within // size, within % size, size
+
+    def holder(block: Int[Array, " workers"]) -> Int[Array, " workers"]:
+        even = ((block + 1) * busy - 1) // jnp.maximum(total, 1)
+        return jnp.where(is_whole, jnp.arange(workers, dtype=jnp.int32), even)
 
     start, count = cut[:-1], cut[1:] - cut[:-1]
-    item, head, block = locate(start)
-    last_item, last_head, _ = locate(jnp.maximum(cut[1:] - 1, 0))
+    last = jnp.maximum(cut[1:] - 1, 0)
+    item, head, block, size = locate(start)
+    last_item, last_head, last_block, last_size = locate(last)
     segments = (last_item - item) * kv_heads + last_head - head + 1
-    # The worker that holds block b is ceil((b + 1) * busy / total) - 1.
-    began = ((start - block + 1) * busy - 1) // jnp.maximum(total, 1)
-    zero = jnp.zeros_like(item)
-    columns = [item, head, block, count, jnp.where(count > 0, segments, 0), began, zero, zero]
-    return Schedule(items=items, work=jnp.stack(columns, axis=1))
+    columns = [
+        *(item, head, block, count, jnp.where(count > 0, segments, 0)),
+        *(holder(start - block), holder(start - block + size - 1)),
+        *(last_item, last_head, holder(last - last_block + last_size - 1)),
+    ]
+    work = jnp.stack(columns, axis=1)
+    return Schedule(items=items.astype(jnp.int32), work=work.astype(jnp.int32))
 
 
 class Segment(NamedTuple):

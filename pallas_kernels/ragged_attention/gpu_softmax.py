@@ -18,6 +18,7 @@ MASKED = -1e30
 LOG2E = math.log2(math.e)
 TILE = plgpu.Layout.WGMMA
 PER_ROW = plgpu.Layout.WGMMA.reduce(1)
+PER_COLUMN = plgpu.Layout.WGMMA.reduce(0)
 
 
 def swizzled(rows: int, columns: int, dtype: Any, count: tuple[int, ...] = ()) -> Any:
@@ -36,6 +37,12 @@ def row_vector(value: float) -> jax.Array:
 def spread(per_row: jax.Array, columns: int) -> jax.Array:
     """The same value in all columns of a row."""
     return lax.broadcast_in_dim(per_row, (ROWS, columns), [0])
+
+
+def across(ref: Any, columns: int) -> jax.Array:
+    """A stored vector of one number a column, in all rows, float32."""
+    vector = plgpu.load(ref, layout=PER_COLUMN, optimized=False).astype(jnp.float32)
+    return lax.broadcast_in_dim(vector, (ROWS, columns), [1])
 
 
 class Softmax(NamedTuple):

@@ -11,10 +11,13 @@ from jaxgen_models.layers.alibi import local_alibi
 from jaxgen_models.layers.collective import sum_shards
 from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.linear import project
-from jaxgen_models.layers.norm import RMSNorm
+from jaxgen_models.layers.norm import OffsetRMSNorm, RMSNorm, WideRMSNorm
 from jaxgen_models.layers.rotary import Rotary
 from pallas_kernels.pages import KVPages, RaggedRows
+from pallas_kernels.qkv_attention import HeadNorms, has_kernel, qkv_attention
 from pallas_kernels.ragged_attention import ragged_attention
+
+_KERNEL_NORMS = (RMSNorm, WideRMSNorm, OffsetRMSNorm)
 
 
 class Attention(nnx.Module):
@@ -67,21 +70,7 @@ class Attention(nnx.Module):
         pages: KVPages,
         rows: RaggedRows,
     ) -> tuple[Float[Array, "tokens model"], KVPages]:
-        q, k, v = self._heads(x)
-        q = q if self.q_norm is None else self.q_norm(q)
-        k = k if self.k_norm is None else self.k_norm(k)
-        out, pages = ragged_attention(
-            q if rotary is None else rotary.queries(q),
-            k if rotary is None else rotary(k),
-            v,
-            pages,
-            rows,
-            scale=self.scale,
-            window=self.window,
-            soft_cap=self.soft_cap,
-            sinks=None if self.sinks is None else self.sinks[...],
-            alibi=None if self.alibi is None else self._alibi(self.alibi, pages, rows),
-        )
+        out, pages = self._attend(self._product(x), rotary, pages, rows)
         weight = self.out[...]
         out = project(out.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))
         out = sum_shards(out)
@@ -92,13 +81,71 @@ class Attention(nnx.Module):
     ) -> Float[Array, "heads ..."]:
         return local_alibi(alibi, rows.block_table.shape[1] * pages.page_size)
 
-    def _heads(self, x: Float[Array, "tokens model"]) -> tuple[Array, Array, Array]:
-        """Queries [tokens, slots * group, head], keys and values [tokens, slots, head]."""
+    def _attend(
+        self,
+        qkv: Float[Array, "tokens slots places head"],
+        rotary: Rotary | None,
+        pages: KVPages,
+        rows: RaggedRows,
+    ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
+        """From the product to what attention gives: in one kernel where there is one."""
+        options = {
+            "window": self.window,
+            "soft_cap": self.soft_cap,
+            "sinks": None if self.sinks is None else self.sinks[...],
+            "alibi": None if self.alibi is None else self._alibi(self.alibi, pages, rows),
+        }
+        if self._turns_plainly(rotary):
+            turning = {
+                "rotation": None if rotary is None else rotary.rotation(),
+                "norms": self._norms(),
+            }
+            if has_kernel(qkv, pages, rows, **turning, **options):
+                return qkv_attention(qkv, pages, rows, scale=self.scale, **turning, **options)
+        q, k, v = self._heads(qkv)
+        q = q if self.q_norm is None else self.q_norm(q)
+        k = k if self.k_norm is None else self.k_norm(k)
+        return ragged_attention(
+            q if rotary is None else rotary.queries(q),
+            k if rotary is None else rotary(k),
+            v,
+            pages,
+            rows,
+            scale=self.scale,
+            **options,
+        )
+
+    def _turns_plainly(self, rotary: Rotary | None) -> bool:
+        """Whether heads have no scales of their own, and no norms but RMS norms that all share:
+        what the kernels know.
+        """
+        if rotary is not None and rotary.query_scale is not None:
+            return False
+        norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
+        known = [type(n) in _KERNEL_NORMS and n.weight[...].ndim == 1 for n in norms]
+        return len(norms) != 1 and all(known)
+
+    def _norms(self) -> HeadNorms | None:
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if not isinstance(q_norm, RMSNorm) or not isinstance(k_norm, RMSNorm):
+            return None
+        return HeadNorms(
+            q_norm.weight[...],
+            k_norm.weight[...],
+            eps=q_norm.eps,
+            offset=float(isinstance(q_norm, OffsetRMSNorm)),
+        )
+
+    def _product(self, x: Float[Array, "tokens model"]) -> Float[Array, "tokens slots places head"]:
+        """[tokens, slots, group + 2, head]: of each KV slot its queries, its key, its value."""
         weight = self.qkv[...]
         rows, head, model = weight.shape
         fused = project(x, weight.reshape(rows * head, model)).reshape(-1, rows, head)
         if self.qkv_bias is not None:
             fused = fused + self.qkv_bias[...]
-        slots = fused.reshape(fused.shape[0], -1, self.group + 2, head)
-        queries = slots[:, :, : self.group].reshape(fused.shape[0], -1, head)
+        return fused.reshape(fused.shape[0], -1, self.group + 2, head)
+
+    def _heads(self, slots: Float[Array, "tokens slots places head"]) -> tuple[Array, Array, Array]:
+        """Queries [tokens, slots * group, head], keys and values [tokens, slots, head]."""
+        queries = slots[:, :, : self.group].reshape(slots.shape[0], -1, slots.shape[-1])
         return queries, slots[:, :, self.group], slots[:, :, self.group + 1]

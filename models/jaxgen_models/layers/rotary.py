@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxgen_models.rope_config import RopeConfig
+from pallas_kernels.rope_write import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,10 @@ class Rotary:
     sin: Float[Array, "tokens half"]
     interleaved: bool = False
     query_scale: Float[Array, " tokens"] | None = None
+
+    def rotation(self) -> Rotation:
+        """The same for the kernels that turn heads."""
+        return Rotation(self.cos, self.sin, self.interleaved)
 
     def queries(self, x: Float[Array, "tokens heads head"]) -> Float[Array, "tokens heads head"]:
         """Rotates queries; where there is a query_scale, those of each token grow by it."""

@@ -16,8 +16,10 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
     BLOCK0,
     BLOCKS,
     COUNT,
+    ENDED,
     HEAD,
     ITEM,
+    LAST_ENDED,
     SEGMENTS,
     Queries,
     schedule,
@@ -115,15 +117,30 @@ def test_says_what_it_cannot_serve(change: dict, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "seen",
-    [[1], [70, 900, 0], [5000, 0, 0], [64] * 40, [10 + 37 * i for i in range(50)]],
-    ids=["one block", "fewer blocks than workers", "one row", "even", "uneven"],
+    ("seen", "least", "whole"),
+    [
+        ([1], 1, 0),
+        ([70, 900, 0], 1, 0),
+        ([70, 900, 0], 3, 4),
+        ([5000, 0, 0], 2, 4),
+        ([256, 0, 65], 1, 4),
+        ([64] * 40, 1, 0),
+        ([64] * 40, 1, 4),
+        ([10 + 37 * i for i in range(50)], 1, 0),
+    ],
+    ids=[
+        *("one block", "fewer blocks than workers", "runs of three", "one row", "whole rows"),
+        *("even", "whole, evenly", "uneven"),
+    ],
 )
-def test_the_cuts_cover_every_block_once_and_are_even(seen: list[int]) -> None:
+def test_the_cuts_cover_every_block_once_and_are_even(
+    seen: list[int], least: int, whole: int
+) -> None:
     workers, kv_heads = 264, 3
     row = jnp.arange(len(seen), dtype=jnp.int32)
     queries = Queries(row, row, jnp.asarray(seen, jnp.int32))
-    items, work = (np.asarray(x) for x in schedule(queries, kv_heads, None, workers))
+    plan = schedule(queries, kv_heads, None, workers, least=least, whole=whole)
+    items, work = (np.asarray(x) for x in plan)
     covered = {}
     for worker, columns in enumerate(work):
         item, head, block, left = columns[[ITEM, HEAD, BLOCK0, COUNT]]
@@ -137,7 +154,30 @@ def test_the_cuts_cover_every_block_once_and_are_even(seen: list[int]) -> None:
                 item, head = item + 1, 0
         assert left == 0
     assert len(covered) == items[:, BLOCKS].sum() * kv_heads
-    assert work[:, COUNT].max() - work[:, COUNT].min() <= 1
-    for columns in work[work[:, COUNT] > 0]:
+    busy = work[work[:, COUNT] > 0]
+    if items[:, BLOCKS].max() <= whole:
+        assert not busy[:, BLOCK0].any()
+        assert len(busy) == (items[:, BLOCKS] > 0).sum() * kv_heads
+        return
+    assert busy[:, COUNT].max() - busy[:, COUNT].min() <= 1
+    assert len(busy) == workers or busy[:, COUNT].min() >= min(least, len(covered) // len(busy))
+    for columns in busy:
         item, head = columns[[ITEM, HEAD]]
         assert columns[BEGAN] == covered[item, head, 0]
+        assert columns[ENDED] == covered[item, head, items[item, BLOCKS] - 1]
+    lasts = [max(key for key, owner in covered.items() if owner == w) for w in range(len(busy))]
+    for columns, (item, head, _) in zip(busy, lasts, strict=True):
+        assert columns[LAST_ENDED] == covered[item, head, items[item, BLOCKS] - 1]
+
+
+def test_layers_of_a_step_share_one_plan() -> None:
+    def plans(rows: RaggedRows, layers: int) -> list:
+        one = jax.jit(lambda rows: schedule(gpu.queries_of(rows, 8), 2, None, 4).work)
+        return [one(rows) * (layer + 2) for layer in range(layers)]
+
+    rows = _abstract(8, 8, 8, 2, 128)[-1]
+    counts = []
+    for layers in (1, 3):
+        compiled = jax.jit(plans, static_argnums=1).lower(rows, layers).compile()
+        counts.append(compiled.as_text().count(" reduce-window("))
+    assert counts[0] == counts[1] > 0

@@ -1,0 +1,160 @@
+"""Rows that were cut across workers are put together again: attention over their parts.
+
+A part is a result with the logarithm of its weight, for each head of a group. Joining is one more
+softmax, whose scores are those logarithms and whose values are the results; the matrix unit does
+it. Results are kept as the sum of two numbers of the narrow type, which is exact enough.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.ragged_attention.gpu_lines import copy_layout
+from pallas_kernels.ragged_attention.gpu_problem import Problem
+from pallas_kernels.ragged_attention.gpu_schedule import (
+    BEGAN,
+    BLOCK0,
+    BLOCKS,
+    COUNT,
+    HEAD,
+    ITEM,
+    TOKEN,
+)
+from pallas_kernels.ragged_attention.gpu_softmax import (
+    LOG2E,
+    MASKED,
+    PER_ROW,
+    ROWS,
+    TILE,
+    Softmax,
+    accumulate,
+    across,
+    advance,
+    clear_rows_from,
+    fresh,
+    row_vector,
+    spread,
+)
+
+
+def part_arrays(problem: Problem, workers: int) -> dict[str, jax.Array]:
+    """Uninitialised room for the parts of all cut rows, those of a row one after another.
+
+    The part of worker w in a row that began in worker b is number w + b: no two rows meet.
+    """
+    rows = 2 * workers * problem.padded_group + ROWS
+    return {
+        "parts": lax.empty((2, rows, problem.head_dim), problem.dtype),
+        "weights": lax.empty((rows,), jnp.float32),
+    }
+
+
+def _in_two(value: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """A float32 as the sum of two numbers of a narrower type."""
+    high = value.astype(dtype)
+    return high, (value - high.astype(jnp.float32)).astype(dtype)
+
+
+def store_part(problem: Problem, refs: Any, pair: Any, number: Any, state: Softmax) -> None:
+    """Begin to write one part."""
+    value = state.out / spread(state.total, problem.head_dim)
+    if problem.group < problem.padded_group:  # rows of no head may hold anything, and are read
+        row = plgpu.broadcasted_iota(jnp.int32, (ROWS, problem.head_dim), 0, layout=TILE)
+        value = jnp.where(row < problem.group, value, 0.0)
+    high, low = _in_two(value, problem.dtype)
+    refs.queries.at[pair][...] = high
+    refs.spare.at[pair][...] = low
+    refs.logs.at[pair][...] = state.top + jnp.log(state.total) * LOG2E
+    plgpu.commit_smem()
+    held = pl.ds(0, problem.padded_group)
+    place = pl.ds(pl.multiple_of(number * problem.padded_group, 8), problem.padded_group)
+    plgpu.copy_smem_to_gmem(refs.queries.at[pair, held], refs.parts.at[0, place])
+    plgpu.copy_smem_to_gmem(refs.spare.at[pair, held], refs.parts.at[1, place])
+    plgpu.copy_smem_to_gmem(refs.logs.at[pair, held], refs.weights.at[place])
+
+
+def join(problem: Problem, refs: Any, pair: Any, began: Any, ended: Any) -> Softmax:
+    """The softmax of a row whose parts lie with the workers from began to ended."""
+    group, head_dim = problem.padded_group, problem.head_dim
+    rows = (ended - began + 1) * group
+    tiles = [refs.queries.at[pair], refs.spare.at[pair]]
+
+    def some(index: Any, state: Softmax) -> Softmax:
+        place = pl.ds(pl.multiple_of(2 * began * group + index * ROWS, 8), ROWS)
+        for side, tile in enumerate(tiles):
+            plgpu.copy_gmem_to_smem(refs.parts.at[side, place], tile, refs.fetched.at[pair])
+        plgpu.copy_gmem_to_smem(refs.weights.at[place], refs.logs.at[pair], refs.fetched.at[pair])
+        plgpu.barrier_wait(refs.fetched.at[pair])
+        for tile in tiles:
+            clear_rows_from(tile, rows - index * ROWS, ROWS, head_dim)
+        shape = (ROWS, ROWS)
+        row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=TILE)
+        part = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=TILE) + index * ROWS
+        own = (lax.rem(part, jnp.int32(group)) == row) & (part < rows)
+        logs = jnp.where(own, across(refs.logs.at[pair], ROWS), MASKED)
+        shares, state = advance(state, logs, 1.0)
+        high, low = _in_two(shares, problem.dtype)
+        out = state.out
+        for share, tile in ((high, tiles[0]), (low, tiles[0]), (high, tiles[1])):
+            out = accumulate(out, share, tile, bool(problem.interpret))
+        plgpu.commit_smem()
+        return state._replace(out=out)
+
+    return lax.fori_loop(0, (rows + ROWS - 1) // ROWS, some, fresh(head_dim))
+
+
+def store_out(
+    problem: Problem,
+    refs: Any,
+    pair: Any,
+    token: Any,
+    head: Any,
+    state: Softmax,
+    behind: jax.Array | None = None,
+) -> None:
+    """Begin to write the finished rows of one token's group.
+
+    behind: a tile whose rows behind the group go into the line too.
+    """
+    top, total = state.top, state.total
+    fade = row_vector(1.0)
+    if problem.sinks:
+        sink = plgpu.load(refs.sinks.at[head], layout=PER_ROW, optimized=False) * LOG2E
+        top = jnp.maximum(state.top, sink)
+        fade = jnp.exp2(state.top - top)
+        total = total * fade + jnp.exp2(sink - top)
+    out = (state.out * spread(fade / total, problem.head_dim)).astype(problem.dtype)
+    if behind is not None:
+        row = plgpu.broadcasted_iota(jnp.int32, out.shape, 0, layout=TILE)
+        out = jnp.where(row < problem.group, out, behind)
+    # Through the query tile, whose swizzle spares the bank conflicts of writing plain rows.
+    refs.queries.at[pair][...] = out
+    fill_line(problem, refs, pair, refs.queries.at[pair])
+    group = problem.group
+    plgpu.copy_smem_to_gmem(
+        refs.line.at[pair, pl.ds(0, group)], refs.out.at[token, pl.ds(head * group, group)]
+    )
+
+
+def fill_line(problem: Problem, refs: Any, pair: Any, tile: Any) -> None:
+    """Copy a tile into the line, whose rows can be written one by one, once it is free."""
+    rows = plgpu.load(tile, layout=copy_layout(problem))
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    refs.line.at[pair][...] = rows
+    plgpu.commit_smem()
+
+
+def join_ended(problem: Problem, refs: Any, worker: Any) -> None:
+    """A pass of its own over what one worker ended: for the interpreter, which cannot count."""
+    item, head, block = (refs.work[worker, column] for column in (ITEM, HEAD, BLOCK0))
+    rest = refs.items[item, BLOCKS] - block
+
+    @pl.when((block > 0) & (refs.work[worker, COUNT] >= rest))
+    def _join() -> None:
+        state = join(problem, refs, 0, refs.work[worker, BEGAN], worker)
+        store_out(problem, refs, 0, refs.items[item, TOKEN], head, state)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
