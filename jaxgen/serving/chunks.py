@@ -78,9 +78,12 @@ class ChatChunk:
         """A piece of a choice's content."""
         return f'{self._head(index)}{{"content":{json.dumps(text)}}}{self._tail(logprobs)}'
 
-    def delta(self, index: int, delta: dict[str, Any], logprobs: str = "null") -> str:
-        """Any other change: the role, reasoning, a tool call."""
-        return f"{self._head(index)}{json.dumps(delta)}{self._tail(logprobs)}"
+    def delta(
+        self, index: int, delta: dict[str, Any], logprobs: str = "null", **more: object
+    ) -> str:
+        """Any other change: the role, reasoning, a tool call. more: the choice's other members."""
+        members = "".join(f",{json.dumps(name)}:{json.dumps(more[name])}" for name in more)
+        return f"{self._head(index)}{json.dumps(delta)}{members}{self._tail(logprobs)}"
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> str:
         """The choice's end, whose delta is empty."""

@@ -23,6 +23,7 @@ def bounded_http(*, head_bytes: int, head_seconds: float) -> type[HttpToolsProto
             super().__init__(*args, **options)
             self._head_timer: asyncio.TimerHandle | None = None
             self._head_size = 0
+            self._counted = 0
             self._in_head = True
             self._refused = False
 
@@ -40,8 +41,6 @@ def bounded_http(*, head_bytes: int, head_seconds: float) -> type[HttpToolsProto
             if before and self._in_head and not self._refused:
                 self._grow(len(data) - self._counted, lambda: None)
             self._counted = 0
-
-        _counted = 0
 
         def on_message_begin(self) -> None:
             self._in_head, self._head_size = True, 0

@@ -109,6 +109,13 @@ def test_logprobs_are_json_in_streams_too(ask):
     assert listed[0] is listed[-1] is None
 
 
+def test_token_ids_in_a_chat_stream(ask):
+    body = {**CHAT, "stream": True, "return_token_ids": True}
+    choices = [e["choices"][0] for e in events(ask().post("/v1/chat/completions", json=body))]
+    assert len(choices[0]["prompt_token_ids"]) > 3
+    assert [token for choice in choices for token in choice.get("token_ids", ())] == [3, 4, 5]
+
+
 def test_logprobs_without_top_logprobs(ask):
     body = {**CHAT, "logprobs": True}
     choice = ask().post("/v1/chat/completions", json=body).json()["choices"][0]

@@ -69,8 +69,6 @@ class ChatRequest(SamplingFields):
             raise InvalidParameter("modalities", "other than text are not supported")
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs", "needs logprobs: true")
-        if self.stream and self.prompt_logprobs is not None:
-            raise InvalidParameter("prompt_logprobs", "is not available in a stream")
         if self.continue_final_message and self.add_generation_prompt:
             message = "and add_generation_prompt exclude each other: set the latter to false"
             raise InvalidParameter("continue_final_message", message)

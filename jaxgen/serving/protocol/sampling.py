@@ -111,6 +111,8 @@ class SamplingFields(Body):
         for name, why in self.refused.items():
             if extra.get(name) not in (None, False, [], {}, ""):
                 raise InvalidParameter(name, why)
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidParameter("prompt_logprobs", "is not available in a stream")
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options", "needs stream: true")
 

@@ -93,9 +93,10 @@ async def _stream(serving: Serving, chat: Chat) -> AsyncGenerator[bytes]:
             if delta.prompt_token_ids:
                 envelope.prompt_tokens = len(delta.prompt_token_ids)
                 envelope.cached_tokens = delta.cached_tokens
-                for index in range(n):
-                    start = {"role": chat.role, "content": chat.opening}
-                    pieces.append(chunk.delta(index, start))
+                start = {"role": chat.role, "content": chat.opening}
+                told = {"prompt_token_ids": delta.prompt_token_ids}
+                more = told if chat.body.return_token_ids else {}
+                pieces += [chunk.delta(index, start, **more) for index in range(n)]
             for completion in delta.completions:
                 envelope.completion_tokens += len(completion.token_ids)
                 if plain and completion.finish_reason is None:
@@ -129,8 +130,10 @@ class _ChoiceWriter:
         if not changes and ((self._unsaid and ended) or self._chat.body.return_token_ids):
             changes = [{"content": ""}]
         pieces = []
+        more = {"token_ids": delta.token_ids} if self._chat.body.return_token_ids else {}
         for change in changes:
-            pieces.append(self._chunk.delta(self._index, change, self._logprobs()))
+            pieces.append(self._chunk.delta(self._index, change, self._logprobs(), **more))
+            more = {}
         if ended:
             reason = finish_reason(
                 str(delta.finish_reason), calls=self._called, named=self._chat.forced
