@@ -68,7 +68,9 @@ class Continuation:
             completion.logprobs.append(self._logprob(token, sampled, row))
         if token in self._end_ids and len(ids) > self._min_tokens:
             completion.stop_reason = token if token in self._stop_ids else None
-            self._close(FinishReason.STOP)  # the id that ends it is no text
+            if detokenizer is not None and self.params.include_stop_str_in_output:
+                detokenizer.push(token)  # otherwise the id that ends it is no text
+            self._close(FinishReason.STOP)
             return True
         if detokenizer is None:
             return False

@@ -107,11 +107,13 @@ class AsyncEngine:
         try:
             text = prompt if isinstance(prompt, str) else None
             await self._submit(stream, ids, params, text, priority, cache_salt)
-            while True:
-                delta = await stream.next()
+            finished = False
+            while not finished:
+                while not stream.ready:
+                    await stream.arrival()
+                delta = stream.take()
+                finished = delta.finished
                 yield delta
-                if delta.finished:
-                    return
         finally:
             del self._streams[request_id]
             if not stream.finished:

@@ -90,13 +90,22 @@ class Stream:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def next(self) -> RequestDelta:
-        """All that came since the last call; waits until there is something. Raises what failed."""
-        while not self._pending and not self.finished:
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+    @property
+    def ready(self) -> bool:
+        """Whether `take` has something to give. Raises what failed, if that is all there is."""
+        if self._pending or self.finished:
+            return True
+        if self._error is not None:
+            raise self._error
+        return False
+
+    def arrival(self) -> asyncio.Future[None]:
+        """To be awaited by the one reader before it looks again."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+    def take(self) -> RequestDelta:
+        """All that came since the last call."""
         output, first = self._output, self._first
         assert output is not None
         self._first = False

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jaxgen.engine.loop import GenerationLoop
@@ -123,6 +124,52 @@ def test_several_samples_are_as_many_seeds(served):
         single = served.llm.generate([PROMPTS[0]], SamplingParams(seed=40 + index, **asked))[0]
         assert single.outputs[0].token_ids == output.token_ids
     assert many.outputs[0].token_ids != many.outputs[1].token_ids
+
+
+def test_prompt_logprobs_are_those_of_the_logits_however_the_prompt_was_cut(
+    served, preempted, take_every_block
+):
+    """Chunks of 32 tokens beside others, computed anew after preemption, cached before."""
+    engine, prompt = served.engine, [(7 * i) % 500 for i in range(45)]
+    logits = [engine.put([1], [part], all_logits=True) for part in (prompt[:20], prompt[20:])]
+    engine.flush(1)
+    raw = np.concatenate(logits).astype(np.float64)
+    raw -= np.log(np.exp(raw).sum(axis=1, keepdims=True))
+
+    asked = SamplingParams(n=2, seed=1, prompt_logprobs=3, max_tokens=12, ignore_eos=True)
+    loop = GenerationLoop(engine)
+    outputs = [loop.submit("long", PROMPTS[1], greedy(max_tokens=40))]
+    outputs += [loop.submit(name, prompt, asked) for name in ("a", "b")]
+    assert outputs[1].awaits_prompt_logprobs
+    loop.step()
+    hogs = take_every_block(engine)
+    while loop.has_unfinished:
+        loop.step()
+        while preempted and hogs:
+            engine.flush(hogs.pop())
+    assert preempted
+    for output in outputs[1:]:
+        first, *others = output.prompt_logprobs
+        assert first is None
+        assert [entry.token_id for entry in others] == prompt[1:]
+        for place, entry in enumerate(others):
+            expected = raw[place]
+            np.testing.assert_allclose(entry.logprob, expected[entry.token_id], atol=1e-4)
+            best = np.argsort(-expected, kind="stable")[:3]
+            assert [token for token, _ in entry.top] == best.tolist()
+    again = served.llm.generate([prompt], asked)[0]
+    assert again.prompt_logprobs == outputs[1].prompt_logprobs
+    assert served.llm.generate([[9]], greedy(prompt_logprobs=0))[0].prompt_logprobs == [None]
+
+
+def test_a_stop_token_is_text_only_where_that_is_asked_for(served):
+    whole = served.alone[0]
+    end = whole.token_ids[2]
+    for include in (False, True):
+        params = greedy(stop_token_ids=[end], include_stop_str_in_output=include)
+        ended = served.llm.generate([PROMPTS[0]], params)[0].outputs[0]
+        kept = ended.token_ids if include else ended.token_ids[:-1]
+        assert ended.text == "".join(map(served.llm.tokenizer.token_text, kept))
 
 
 def test_abort_frees_at_once_and_disturbs_nobody(served):
