@@ -216,10 +216,13 @@ def _admissible(
             break
         if request.pending or request.exhausted or request.waits:
             continue
-        need = step.capacity.blocks_to_begin(request.total, step.hit(request), most)
-        after = [a + b for a, b in zip(promised, need, strict=True)]
         whole = not step.limits.no_chunking or request.remaining <= budget
-        if whole and all(a <= free for a, free in zip(after, step.free, strict=True)):
+        # Looking up a long prompt takes time; where no block is left the answer is known.
+        after = None
+        if whole and all(blocks < free for blocks, free in zip(promised, step.free, strict=True)):
+            need = step.capacity.blocks_to_begin(request.total, step.hit(request), most)
+            after = [a + b for a, b in zip(promised, need, strict=True)]
+        if after and all(a <= free for a, free in zip(after, step.free, strict=True)):
             candidates.append(request)
             promised = [blocks + 1 for blocks in after]
             if step.limits.no_chunking:
