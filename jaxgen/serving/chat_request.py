@@ -35,6 +35,9 @@ _SETTLED_BY_REQUEST = (
     "tokenize",
 )
 
+_SPACING = r"[ \n]{0,8}"
+"""Between the parts of a call: a model must not fill its context with white space instead."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chat:
@@ -141,9 +144,10 @@ def _structure(body: ChatRequest) -> dict[str, Any]:
         raise InvalidParameter("tool_choice", "that requires a call excludes any other structure")
     tools = body.tools or []
     if isinstance(choice, NamedTool):
-        return {"structured_outputs": {"json": named_schema(tools, choice.function.name)}}
-    one = body.parallel_tool_calls is False
-    return {"structured_outputs": {"json": required_schema(tools, one=one)}}
+        schema = named_schema(tools, choice.function.name)
+    else:
+        schema = required_schema(tools, one=body.parallel_tool_calls is False)
+    return {"structured_outputs": {"json": schema, "whitespace_pattern": _SPACING}}
 
 
 def _parser(serving: Serving, body: ChatRequest) -> tuple[Callable[[], TextParser] | None, bool]:
