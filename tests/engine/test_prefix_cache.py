@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 
+from jaxgen.engine.build import describe
+from jaxgen.engine.length_class import length_class
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.sampling import SamplingParams
+from jaxgen_checkpoints.checkpoint import open_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 # Windows of several sizes beside whole layers; latents instead of keys.
 FAMILIES = ("gemma3", "deepseek_v2_lite")
-# Keys follow from the length of the prompt as well: 32 tokens were trained, 64 are a prompt.
+# Keys follow from the length of the prompt as well; the turns end on both sides of the boundary.
 LENGTHS = ("llama_dynamic", "phi3_longrope", "qwen_v1")
 
 
@@ -49,7 +52,7 @@ def prompts_of(case, shared, tails):
     "name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in LENGTHS)]
 )
 def test_tokens_are_the_same_with_and_without(golden, one_shape, preempted, name):
-    """In 18 blocks for five conversations, whose prompts end on both sides of every boundary."""
+    """Five conversations in 18 blocks, so that some are preempted."""
     case = golden(name)
     engine = one_shape(case.folder, num_gpu_blocks_override=18)
     prompts = prompts_of(case, 24, (1, 2, 5, 8, 17))
@@ -64,6 +67,21 @@ def test_tokens_are_the_same_with_and_without(golden, one_shape, preempted, name
     assert preempted
     engine.reset_prefix_cache()
     assert talk(engine, prompts[:1], GREEDY)[0] == [expected[0], expected[5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [
+        ("llama_tied", [0, 0, 0, 0]),
+        ("gemma3", [0, 0, 0, 0]),
+        ("llama_dynamic", [32, 32, 33, 60]),
+        ("phi3_longrope", [0, 0, 0, 1]),
+        ("qwen_v1", [1, 32, 33, 60]),
+    ],
+)
+def test_prompts_of_these_lengths_have_the_same_keys(golden_dir, name, classes):
+    of = length_class(describe(open_checkpoint(golden_dir(name))).policy)
+    assert [of(length) for length in (1, 32, 33, 60)] == classes
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,8 @@ def test_limits_that_were_not_given_adapt():
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"enforce_eager": 1}, "enforce_eager must be true or false"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be true or false, got 'no'"),
+        ({"max_num_queued_reqs": 0}, "max_num_queued_reqs must be at least 1, got 0"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must lie in (0, 1], got 1.5"),
         ({"offload": True}, "offload=True is refused"),
