@@ -19,6 +19,9 @@ from jaxgen_checkpoints.errors import RefusedInput
 SHORT_TEXT = 2000
 """Characters that are tokenised at once; longer prompts go to a thread, others go on meanwhile."""
 
+LONGEST_STOP = 10.0
+"""Seconds that the step which is under way may take when the engine stops."""
+
 LONGEST_COMPILE = 30.0
 """Seconds that a grammar may take; its library gives up long before."""
 
@@ -75,12 +78,14 @@ class AsyncEngine:
     async def stop(self, drain_seconds: float = 0) -> None:
         """Takes no more requests, waits so long for those that run, aborts the rest, ends."""
         self._closing = True
+        if self._asyncio is None:
+            return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), drain_seconds)
-        if self._error is None:
-            await self.abort(None)
+        with contextlib.suppress(TimeoutError, EngineDead):
+            await asyncio.wait_for(self.abort(None), LONGEST_STOP)
         self._thread.stop()
-        await asyncio.to_thread(self._thread.join, 60.0)
+        await asyncio.to_thread(self._thread.join, LONGEST_STOP)
 
     async def generate(
         self,
@@ -238,9 +243,11 @@ class AsyncEngine:
     def _deliver(self, news: News) -> None:
         for stream, deltas, record in news:
             stream.add(deltas, finished=record is not None)
-            if record is not None:
-                for listener in self._listeners:
-                    listener(record)
+        if self._listeners:
+            for _, _, record in news:
+                if record is not None:
+                    for listener in self._listeners:
+                        listener(record)
 
     def _died(self, reason: str) -> None:
         """In the engine's thread, as the last thing that it does."""

@@ -110,21 +110,23 @@ class Stream:
         assert output is not None
         self._first = False
         pending, self._pending = self._pending, []
+        completions = pending if len(pending) == 1 else _merged(pending)
         if not first:
-            completions = pending if len(pending) == 1 else _merged(pending)
             return RequestDelta(self.request_id, [], 0, None, completions, self.finished)
         return RequestDelta(
             self.request_id,
             output.prompt_token_ids,
             output.cached_tokens,
             output.prompt_logprobs,
-            _merged(pending),
+            completions,
             self.finished,
         )
 
 
 def _merged(deltas: list[CompletionDelta]) -> list[CompletionDelta]:
     """One delta a continuation, in the order of their indices."""
+    if len({delta.index for delta in deltas}) == 1:
+        return [_joined(deltas)]
     by_index: dict[int, list[CompletionDelta]] = {}
     for delta in deltas:
         by_index.setdefault(delta.index, []).append(delta)
