@@ -37,19 +37,25 @@ def run(
 ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
     """As ragged_attention."""
     pages = pages.write(k_new, v_new, rows)
+    options = {"window": window, "soft_cap": soft_cap, "sinks": sinks, "alibi": alibi}
+    return attend(q, pages, rows, scale=scale, **options), pages
+
+
+def attend(
+    q: Float[Array, "tokens heads head"],
+    pages: KVPages,
+    rows: RaggedRows,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Float[Array, " heads"] | None,
+    alibi: Float[Array, "heads ..."] | None,
+) -> Float[Array, "tokens heads head"]:
+    """The attention alone, over pages that hold the new tokens already."""
     plan = tile_plan(q.shape[0], rows, pages.page_size, cpu_tile=64, tile=32, lanes=16)
-    out = _attend(
-        q,
-        pages,
-        rows,
-        sinks,
-        alibi,
-        plan=plan,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-    )
-    return out, pages
+    options = {"plan": plan, "scale": scale, "window": window, "soft_cap": soft_cap}
+    return _attend(q, pages, rows, sinks, alibi, **options)
 
 
 # Jitted so that the unrolled layers of a model trace it once.
@@ -66,7 +72,7 @@ def _attend(
     window: int | None,
     soft_cap: float | None,
 ) -> Float[Array, "tokens heads head"]:
-    def attend(queries: Array, position: Array, table: Array) -> Array:
+    def attend_some(queries: Array, position: Array, table: Array) -> Array:
         return _attend_tiles(
             queries,
             position,
@@ -80,7 +86,7 @@ def _attend(
             alibi=alibi,
         )
 
-    return attend_by_tiles(q, rows, plan, jnp.zeros_like(q), attend)
+    return attend_by_tiles(q, rows, plan, jnp.zeros_like(q), attend_some)
 
 
 def _attend_tiles(
