@@ -37,8 +37,7 @@ def qkv_attention(
 ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
     """ragged_attention of the heads that rope_write makes of qkv. One layer, one shard.
 
-    The arguments are theirs, and so are the errors. Where tokens are decoded, a kernel does it all
-    in one pass.
+    The arguments are theirs, and so are the errors.
     """
     options = {"window": window, "soft_cap": soft_cap, "sinks": sinks, "alibi": alibi}
     problem = check(qkv, pages, rows, rotation=rotation, norms=norms, **options)

@@ -1,4 +1,7 @@
-"""Attention on Hopper from the raw QKV product: one kernel for a decode step, else two."""
+"""Attention on Hopper from the raw QKV product: one kernel turns and writes, the next attends.
+
+One kernel for both was slower: each of its workers waited for its heads to be turned.
+"""
 
 from typing import Any
 
@@ -7,10 +10,6 @@ from jaxtyping import Array, Float
 from pallas_kernels.pages import KVPages, RaggedRows
 from pallas_kernels.qkv_attention.checks import QKVProblem
 from pallas_kernels.ragged_attention import gpu as ragged_attention
-from pallas_kernels.ragged_attention.gpu import attend, plan_for, queries_of
-from pallas_kernels.ragged_attention.gpu_decode import DecodePlan, decode
-from pallas_kernels.ragged_attention.gpu_prefill import PrefillPlan
-from pallas_kernels.ragged_attention.gpu_problem import Problem
 from pallas_kernels.rope_write import gpu as rope_write
 from pallas_kernels.rope_write.heads import HeadNorms, Rotation
 
@@ -28,47 +27,8 @@ def run(
     *,
     rotation: Rotation | None,
     norms: HeadNorms | None,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Float[Array, " heads"] | None,
-    alibi: Float[Array, " heads"] | None,
-    interpret: Any = None,
-    plan: DecodePlan | PrefillPlan | None = None,
+    **options: Any,
 ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
-    """As qkv_attention. interpret: parameters of Mosaic GPU's interpreter, for tests."""
-    tokens, kv_heads, places, head_dim = qkv.shape
-    plan = plan or plan_for(tokens, rows, head_dim)
-    per_head = {"sinks": sinks, "alibi": alibi}
-    if isinstance(plan, PrefillPlan):
-        q, pages = rope_write.run(
-            qkv, pages, rows, rotation=rotation, norms=norms, interpret=interpret
-        )
-        how = {"scale": scale, "window": window, "soft_cap": soft_cap}
-        return attend(q, pages, rows, **how, **per_head, interpret=interpret, plan=plan), pages
-    problem = Problem(
-        heads=kv_heads * (places - 2),
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        page_size=pages.page_size,
-        dtype=qkv.dtype,
-        scale=scale,
-        soft_cap=soft_cap,
-        sinks=sinks is not None,
-        alibi=alibi is not None,
-        window=window,
-        interpret=interpret,
-        raw=True,
-    )
-    queries = queries_of(rows, tokens)
-    return decode(
-        qkv,
-        pages,
-        rows.block_table,
-        queries,
-        problem,
-        plan,
-        **per_head,
-        rotation=rotation,
-        norms=norms,
-    )
+    """As qkv_attention."""
+    q, pages = rope_write.run(qkv, pages, rows, rotation=rotation, norms=norms)
+    return ragged_attention.attend(q, pages, rows, **options), pages

@@ -98,18 +98,13 @@ def attend(
         window=window,
         interpret=interpret,
     )
-    plan = plan or plan_for(tokens, rows, head_dim)
+    if plan is None:
+        decodes = tokens <= rows.starts.shape[0]
+        plan = (decode_plan if decodes else prefill_plan)(head_dim, _SMS, _SHARED_MEMORY)
     if isinstance(plan, PrefillPlan):
         return prefill(q, pages, rows, problem, plan, sinks=sinks, alibi=alibi)
     queries = queries_of(rows, tokens)
-    out, _ = decode(q, pages, rows.block_table, queries, problem, plan, sinks=sinks, alibi=alibi)
-    return out
-
-
-def plan_for(tokens: int, rows: RaggedRows, head_dim: int) -> DecodePlan | PrefillPlan:
-    """Decode where there are no more tokens than rows, else prefill."""
-    decodes = tokens <= rows.starts.shape[0]
-    return (decode_plan if decodes else prefill_plan)(head_dim, _SMS, _SHARED_MEMORY)
+    return decode(q, pages, rows.block_table, queries, problem, plan, sinks=sinks, alibi=alibi)
 
 
 def queries_of(rows: RaggedRows, tokens: int) -> Queries:
@@ -119,5 +114,4 @@ def queries_of(rows: RaggedRows, tokens: int) -> Queries:
         token=jnp.arange(tokens, dtype=jnp.int32),
         row=places.row,
         seen=jnp.where(places.valid, places.position + 1, 0),
-        fresh=(rows.kv_lengths - rows.query_lengths)[places.row],
     )

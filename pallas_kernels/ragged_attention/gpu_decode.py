@@ -32,8 +32,6 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
     walk,
 )
 from pallas_kernels.ragged_attention.gpu_softmax import ROWS, swizzled
-from pallas_kernels.rope_write.gpu_turn import Turn, operands
-from pallas_kernels.rope_write.heads import HeadNorms, Rotation
 
 _LEAST = 2  # blocks of a run: fewer are not worth another part
 _WHOLE = 4  # blocks of a row that one worker attends sooner than several join their parts
@@ -65,7 +63,7 @@ def _per_row(per_head: Float[Array, " heads"], problem: Problem) -> Float[Array,
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
 @partial(jax.jit, static_argnames=("problem", "plan"))
 def decode(
-    source: Float[Array, "tokens ..."],
+    q: Float[Array, "tokens heads head"],
     pages: KVPages,
     table: Int[Array, "rows blocks"],
     queries: Queries,
@@ -74,46 +72,30 @@ def decode(
     *,
     sinks: Float[Array, " heads"] | None,
     alibi: Float[Array, " heads"] | None,
-    rotation: Rotation | None = None,
-    norms: HeadNorms | None = None,
-) -> tuple[Float[Array, "tokens heads head"], KVPages]:
-    """Attention of single query tokens over their pages; one item for every token of source.
-
-    source: queries [tokens, heads, head], over pages that hold all keys and values; or, where the
-    problem says so, the raw product [tokens, kv_heads, group + 2, head], whose keys and values are
-    turned, attended and written into the pages on the way.
-    """
-    plan_of_run = schedule(
+) -> Float[Array, "tokens heads head"]:
+    """Attention of single query tokens over their pages; one item for every token of q."""
+    runs = schedule(
         queries, problem.kv_heads, problem.window, plan.workers, least=_LEAST, whole=_WHOLE
     )
-    out_shape = (source.shape[0], problem.heads, problem.head_dim)
-    written = {
-        "out": lax.empty(out_shape, source.dtype),
-        **part_arrays(problem, plan.workers),
-        **({"keys": pages.keys, "values": pages.values} if problem.raw else {}),
-    }
     named = {
-        "source": source,
+        "q": q,
         "keys": pages.keys,
         "values": pages.values,
         "table": table,
-        "items": plan_of_run.items,
-        "work": plan_of_run.work,
+        "items": runs.items,
+        "work": runs.work,
         "arrivals": jnp.zeros((plan.workers,), jnp.int32),
-        **operands(rotation, norms),
     }
     if sinks is not None:
         named["sinks"] = _per_row(sinks, problem)
     if alibi is not None:
         named["slopes"] = _per_row(alibi, problem)
+    written = {"out": lax.empty(q.shape, q.dtype), **part_arrays(problem, plan.workers)}
     named |= {name: jax.new_ref(array) for name, array in written.items()}
-    _launch(problem, plan, Turn.of(rotation, norms), named)
+    _launch(problem, plan, named)
     if problem.interpret:
         _launch_join(problem, plan, named)
-    out = jax.freeze(named["out"])
-    if problem.raw:
-        pages = KVPages(keys=jax.freeze(named["keys"]), values=jax.freeze(named["values"]))
-    return out, pages
+    return jax.freeze(named["out"])
 
 
 def _scratch(problem: Problem, pairs: int) -> dict[str, Any]:
@@ -128,7 +110,7 @@ def _scratch(problem: Problem, pairs: int) -> dict[str, Any]:
     }
 
 
-def _launch(problem: Problem, plan: DecodePlan, turn: Turn, named: dict[str, Any]) -> None:
+def _launch(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
     slots = plan.pairs * plan.slots
     scratch = _scratch(problem, plan.pairs) | {
         "ring": swizzled(BLOCK, problem.head_dim, problem.dtype, (slots,)),
@@ -143,7 +125,7 @@ def _launch(problem: Problem, plan: DecodePlan, turn: Turn, named: dict[str, Any
         warpgroup = lax.axis_index("warpgroup")
         pair = lax.rem(warpgroup, jnp.int32(plan.pairs))
         number = lax.axis_index("sm") * plan.pairs + pair
-        worker = Worker(problem, plan.slots, plan.workers, turn, given, pair, number)
+        worker = Worker(problem, plan.slots, plan.workers, given, pair, number)
 
         @pl.when(warpgroup < plan.pairs)
         def _attend() -> None:

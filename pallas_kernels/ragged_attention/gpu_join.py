@@ -108,18 +108,9 @@ def join(problem: Problem, refs: Any, pair: Any, began: Any, ended: Any) -> Soft
 
 
 def store_out(
-    problem: Problem,
-    refs: Any,
-    pair: Any,
-    token: Any,
-    head: Any,
-    state: Softmax,
-    behind: jax.Array | None = None,
+    problem: Problem, refs: Any, pair: Any, token: Any, head: Any, state: Softmax
 ) -> None:
-    """Begin to write the finished rows of one token's group.
-
-    behind: a tile whose rows behind the group go into the line too.
-    """
+    """Begin to write the finished rows of one token's group."""
     top, total = state.top, state.total
     fade = row_vector(1.0)
     if problem.sinks:
@@ -127,25 +118,17 @@ def store_out(
         top = jnp.maximum(state.top, sink)
         fade = jnp.exp2(state.top - top)
         total = total * fade + jnp.exp2(sink - top)
-    out = (state.out * spread(fade / total, problem.head_dim)).astype(problem.dtype)
-    if behind is not None:
-        row = plgpu.broadcasted_iota(jnp.int32, out.shape, 0, layout=TILE)
-        out = jnp.where(row < problem.group, out, behind)
     # Through the query tile, whose swizzle spares the bank conflicts of writing plain rows.
-    refs.queries.at[pair][...] = out
-    fill_line(problem, refs, pair, refs.queries.at[pair])
+    queries, line = refs.queries.at[pair], refs.line.at[pair]
+    queries[...] = (state.out * spread(fade / total, problem.head_dim)).astype(problem.dtype)
+    rows = plgpu.load(queries, layout=copy_layout(problem))
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the line may still be on its way out
+    line[...] = rows
+    plgpu.commit_smem()
     group = problem.group
     plgpu.copy_smem_to_gmem(
-        refs.line.at[pair, pl.ds(0, group)], refs.out.at[token, pl.ds(head * group, group)]
+        line.at[pl.ds(0, group)], refs.out.at[token, pl.ds(head * group, group)]
     )
-
-
-def fill_line(problem: Problem, refs: Any, pair: Any, tile: Any) -> None:
-    """Copy a tile into the line, whose rows can be written one by one, once it is free."""
-    rows = plgpu.load(tile, layout=copy_layout(problem))
-    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    refs.line.at[pair][...] = rows
-    plgpu.commit_smem()
 
 
 def join_ended(problem: Problem, refs: Any, worker: Any) -> None:

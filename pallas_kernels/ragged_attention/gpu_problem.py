@@ -17,7 +17,6 @@ class Problem(NamedTuple):
     alibi: bool
     window: int | None
     interpret: Any
-    raw: bool = False  # whether attention takes the raw QKV product
 
     @property
     def group(self) -> int:

@@ -11,26 +11,21 @@ BLOCK = 64  # KV tokens that a worker loads and attends at a time
 
 
 class Queries(NamedTuple):
-    """The query tokens to serve: token index, block table row, KV tokens seen (0: padding).
-
-    fresh: the position from which on the row's keys and values come with this step; None where the
-    pages hold them all.
-    """
+    """The query tokens to serve: token index, block table row, KV tokens seen (0: padding)."""
 
     token: Int[Array, " items"]
     row: Int[Array, " items"]
     seen: Int[Array, " items"]
-    fresh: Int[Array, " items"] | None = None
 
 
 class Schedule(NamedTuple):
-    """items: token, row, seen, first block, number of blocks, fresh. work: see `schedule`."""
+    """items: token, row, seen, first block, number of blocks. work: see `schedule`."""
 
-    items: Int[Array, "items 6"]
+    items: Int[Array, "items 5"]
     work: Int[Array, "workers 10"]
 
 
-TOKEN, ROW, SEEN, FIRST, BLOCKS, FRESH = range(6)
+TOKEN, ROW, SEEN, FIRST, BLOCKS = range(5)
 ITEM, HEAD, BLOCK0, COUNT, SEGMENTS, BEGAN, ENDED, LAST_ITEM, LAST_HEAD, LAST_ENDED = range(10)
 
 
@@ -57,9 +52,7 @@ def schedule(
         first = jnp.maximum(queries.seen - window, 0) // BLOCK
     blocks = (queries.seen + BLOCK - 1) // BLOCK - first
     blocks = jnp.where(queries.seen > 0, blocks, 0)
-    fresh = queries.seen if queries.fresh is None else queries.fresh
-    columns = [queries.token, queries.row, queries.seen, first, blocks, fresh]
-    items = jnp.stack(columns, axis=1)
+    items = jnp.stack([queries.token, queries.row, queries.seen, first, blocks], axis=1)
 
     ends = jnp.cumsum(blocks) * kv_heads
     total = ends[-1]
@@ -125,4 +118,7 @@ def walk(items: Any, work: Any, worker: Any, kv_heads: int, visit: Any) -> None:
         return item, head, jnp.int32(0), left - count, done + count
 
     start = tuple(work[worker, column] for column in (ITEM, HEAD, BLOCK0, COUNT))
-    lax.fori_loop(0, work[worker, SEGMENTS], step, (*start, jnp.int32(0)))
+    item, head, block, _ = start
+    # All columns are asked for at once: behind the loop's branch they would be waited for again.
+    segments = jnp.where((item | head | block) >= 0, work[worker, SEGMENTS], 0)
+    lax.fori_loop(0, segments, step, (*start, jnp.int32(0)))
