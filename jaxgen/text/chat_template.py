@@ -4,6 +4,7 @@ Templates come with checkpoints and are not trusted: attributes of Python object
 size and time are bounded. The conventions are those of transformers: hub templates work unchanged.
 """
 
+import functools
 import json
 import re
 import time
@@ -66,14 +67,13 @@ class ChatTemplate:
             _mark_end(chat)
         try:
             source = self._pick(name, with_tools=bool(tools))
-            template = _environment().from_string(source, globals=_functions())
             text = _bounded(
-                template.generate(
+                _compiled(source).generate(
                     messages=chat,
                     tools=_plain(tools),
                     documents=_plain(documents),
                     add_generation_prompt=add_generation_prompt,
-                    **(self._special_tokens | variables),
+                    **(_functions() | self._special_tokens | variables),
                 )
             )
         except jinja2.TemplateError as error:
@@ -145,6 +145,12 @@ def _fits(operator: str, left: object, right: object) -> bool:
     return sum(sizes) <= LONGEST_PROMPT
 
 
+@functools.lru_cache(maxsize=16)
+def _compiled(source: str) -> jinja2.Template:
+    """Compiling takes many times as long as rendering, and servers render for every request."""
+    return _environment().from_string(source)
+
+
 def _environment() -> jinja2.Environment:
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
@@ -153,7 +159,7 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _functions() -> dict[str, Callable[..., Any]]:
+def _functions() -> dict[str, Any]:
     """What templates may call. Made for one rendering: its steps and seconds count from here."""
     return {
         "raise_exception": _raise_exception,
