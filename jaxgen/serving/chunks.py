@@ -4,6 +4,7 @@ A chunk costs one JSON string, the new text; everything else is bytes that are t
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from jaxgen.serving.connection import DONE
@@ -79,10 +80,14 @@ class ChatChunk:
         return f'{self._head(index)}{{"content":{json.dumps(text)}}}{self._tail(logprobs)}'
 
     def delta(
-        self, index: int, delta: dict[str, Any], logprobs: str = "null", **more: object
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: str = "null",
+        more: Mapping[str, object] | None = None,
     ) -> str:
         """Any other change: the role, reasoning, a tool call. more: the choice's other members."""
-        members = "".join(f",{json.dumps(name)}:{json.dumps(more[name])}" for name in more)
+        members = "," + json.dumps(more)[1:-1] if more else ""
         return f"{self._head(index)}{json.dumps(delta)}{members}{self._tail(logprobs)}"
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> str:

@@ -1,6 +1,8 @@
 """Servers to be asked: one around a tiny real model, others around an engine that only pretends."""
 
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
@@ -16,7 +18,7 @@ from tests.serving.stub_engine import StubEngine
 SMALL = {
     "dtype": "float32",
     "max_num_batched_tokens": 16,
-    "max_num_seqs": 4,
+    "max_num_seqs": 1,
     "max_model_len": 96,
     "block_size": 16,
 }
@@ -27,18 +29,26 @@ def tokenizer(golden_dir):
     return load_tokenizer(golden_dir("llama_plain"), vocab_size=512)
 
 
-@pytest.fixture(scope="session")
-def llama(golden_dir) -> LLM:
-    """The model behind `served`; only its parts may be looked at, the server drives it."""
-    return LLM(golden_dir("llama_plain"), **SMALL)
-
-
-@pytest.fixture(scope="session")
-def served(llama) -> Generator[Live]:
-    """The tiny model, served on a free port."""
-    engine = AsyncEngine.of(llama, name="llama")
+@contextmanager
+def serving_llama(folder: Path, **options) -> Generator[Live]:
+    """The tiny model on a free port; options: of the engine, where they are not SMALL's."""
+    engine = AsyncEngine.of(LLM(folder, **(SMALL | options)), name="llama")
     with live(create_app(engine, ServerSettings(served_model_names=("llama", "alias")))) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def served(golden_dir) -> Generator[Live]:
+    """The tiny model, one sequence at a time: few shapes are to be compiled."""
+    with serving_llama(golden_dir("llama_plain")) as server:
+        yield server
+
+
+@pytest.fixture
+def crowded(golden_dir) -> Generator[Live]:
+    """The tiny model with several sequences in a step, and a KV cache that is too small for all."""
+    with serving_llama(golden_dir("llama_plain"), max_num_seqs=4, num_gpu_blocks_override=12) as it:
+        yield it
 
 
 type Asker = Callable[..., TestClient]

@@ -56,7 +56,7 @@ def try_out(schema, method, path, examples):
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_nothing_that_is_allowed_is_a_server_error(schema, method, path):
-    try_out(schema, method, path, examples=8)
+    try_out(schema, method, path, examples=8 if method == "POST" else 2)
 
 
 @pytest.mark.slow

@@ -117,16 +117,16 @@ async def storm(base_url: str, seed: int) -> Counter[str]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_storm_leaves_nothing_behind(served):
+def test_a_storm_leaves_nothing_behind(crowded):
     # A client that times out while it connects leaves its socket to the garbage collector.
-    engine, sizes = served.serving.engine, []
+    engine, sizes = crowded.serving.engine, []
     for seed in range(3):
-        told = asyncio.run(storm(served.base_url, seed))
+        told = asyncio.run(storm(crowded.base_url, seed))
         assert sum(told.values()) == REQUESTS
         assert told["fine 200"] > REQUESTS / 4
-        wait_until(lambda: served.serving.active == 0 and engine.stats().running == 0, 60)
+        wait_until(lambda: crowded.serving.active == 0 and engine.stats().running == 0, 60)
         stats = engine.stats()
         assert (stats.waiting, stats.kv_used_blocks) == (0, 0)
-        assert httpx.get(served.base_url + "/health").status_code == 200
+        assert httpx.get(crowded.base_url + "/health").status_code == 200
         sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert sizes[2] - sizes[1] < 64 * 1024  # kB: the peak has been reached before

@@ -96,7 +96,7 @@ async def _stream(serving: Serving, chat: Chat) -> AsyncGenerator[bytes]:
                 start = {"role": chat.role, "content": chat.opening}
                 told = {"prompt_token_ids": delta.prompt_token_ids}
                 more = told if chat.body.return_token_ids else {}
-                pieces += [chunk.delta(index, start, **more) for index in range(n)]
+                pieces += [chunk.delta(index, start, more=more) for index in range(n)]
             for completion in delta.completions:
                 envelope.completion_tokens += len(completion.token_ids)
                 if plain and completion.finish_reason is None:
@@ -132,7 +132,7 @@ class _ChoiceWriter:
         pieces = []
         more = {"token_ids": delta.token_ids} if self._chat.body.return_token_ids else {}
         for change in changes:
-            pieces.append(self._chunk.delta(self._index, change, self._logprobs(), **more))
+            pieces.append(self._chunk.delta(self._index, change, self._logprobs(), more))
             more = {}
         if ended:
             reason = finish_reason(
