@@ -182,7 +182,8 @@ class Simulation(RuleBasedStateMachine):
             cache_salt=salt,
             reads_cache=reads_cache,
         )
-        full = len(self.scheduler.waiting) == self.limits.max_waiting
+        most = self.limits.max_waiting  # preempted requests may wait beyond it
+        full = most is not None and len(self.scheduler.waiting) >= most
         try:
             self.scheduler.submit(request)
         except SchedulingError as error:
@@ -191,7 +192,7 @@ class Simulation(RuleBasedStateMachine):
         else:
             self.requests.append(request)
             refused = None
-        assert full == (refused is SchedulingResult.QueueLimitExceeded) or (full and refused)
+        assert bool(refused) if full else refused is not SchedulingResult.QueueLimitExceeded
 
     @rule()
     def new_weights(self):
