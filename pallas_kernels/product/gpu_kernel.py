@@ -71,9 +71,7 @@ def multiply(
     }
     if plan.splits > 1:
         scratch["inbox"] = plgpu.SMEM(
-            (plan.splits, blocks, ROWS, plan.share),
-            jnp.float32,
-            transforms=_tiles(plan.share, jnp.float32),
+            (plan.splits, blocks, ROWS, chunk), jnp.float32, transforms=_tiles(chunk, jnp.float32)
         )
         scratch["arrived"] = plgpu.Barrier(num_arrivals=plan.splits, num_barriers=blocks)
         scratch["summed"] = plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=blocks)
@@ -227,32 +225,9 @@ def _compute(here: _Here, refs: Any, worker: Any, activation: str | None, waits:
         if activation is not None:
             gate, up = value[:, : plan.columns], value[:, plan.columns :]
             value = ACTIVATIONS[activation](gate) * up
-        if plan.splits > 1:
-            value = _sum(here, refs, worker, value)
         _store(here, refs, worker, value, turn)
 
     plgpu.wait_smem_to_gmem(0)
-
-
-def _sum(here: _Here, refs: Any, worker: Any, value: jax.Array) -> jax.Array:
-    """This block's columns of the tile, summed in a fixed order over the blocks that share it."""
-    splits, share = here.plan.splits, here.plan.share
-    for part in range(splits):
-        plgpu.async_store_smem(
-            value[:, part * share : (part + 1) * share],
-            refs.inbox.at[here.part, worker],
-            refs.arrived.at[worker],
-            cluster_idx=jnp.int32(part),
-            cluster_dim="part",
-        )
-    plgpu.barrier_wait(refs.arrived.at[worker])
-    total = jnp.float32(0)
-    for part in range(splits):
-        total += plgpu.load(refs.inbox.at[part, worker], layout=plgpu.Layout.WGMMA)
-    # Nobody sends the next tile's parts, or ends, before all have read these.
-    plgpu.barrier_arrive(refs.summed)
-    plgpu.barrier_wait(refs.summed)
-    return total
 
 
 def _store(here: _Here, refs: Any, worker: Any, value: jax.Array, turn: Any) -> None:
@@ -260,8 +235,9 @@ def _store(here: _Here, refs: Any, worker: Any, value: jax.Array, turn: Any) -> 
     plan, chunk = here.plan, refs.result.shape[-1]
     token, row = here.tile(turn)
     for first in range(0, plan.share, chunk):
+        part = _sum(here, refs, worker, value, first, chunk)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        refs.result[worker] = value[:, first : first + chunk].astype(refs.result.dtype)
+        refs.result[worker] = part.astype(refs.result.dtype)
         plgpu.commit_smem()
         columns = pl.ds(pl.multiple_of(row + here.part * plan.share + first, 8), chunk)
         for block in range(plan.blocks):
@@ -273,3 +249,29 @@ def _store(here: _Here, refs: Any, worker: Any, value: jax.Array, turn: Any) -> 
                     refs.result.at[block, pl.ds(0, count)],
                     refs.out.at[pl.ds(token + block * ROWS, count), columns],
                 )
+
+
+def _sum(
+    here: _Here, refs: Any, worker: Any, value: jax.Array, first: int, chunk: int
+) -> jax.Array:
+    """Columns that this block of threads finishes, summed in order over those that share them."""
+    splits, share = here.plan.splits, here.plan.share
+    if splits == 1:
+        return value[:, first : first + chunk]
+    for part in range(splits):
+        column = part * share + first
+        plgpu.async_store_smem(
+            value[:, column : column + chunk],
+            refs.inbox.at[here.part, worker],
+            refs.arrived.at[worker],
+            cluster_idx=jnp.int32(part),
+            cluster_dim="part",
+        )
+    plgpu.barrier_wait(refs.arrived.at[worker])
+    total = jnp.float32(0)
+    for part in range(splits):
+        total += plgpu.load(refs.inbox.at[part, worker], layout=plgpu.Layout.WGMMA)
+    # Nobody sends the next columns, or ends, before all have read these.
+    plgpu.barrier_arrive(refs.summed)
+    plgpu.barrier_wait(refs.summed)
+    return total

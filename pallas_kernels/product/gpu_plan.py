@@ -12,7 +12,7 @@ GRANULE = 8  # tokens are padded to multiples of it
 _MOST_BLOCKS = 4  # warpgroups that compute, beside the one that loads
 _SMS = 132  # of an H100 or H200
 _SHARED_MEMORY = 227 * 1024 - 3072  # bytes for tiles
-_SMALLEST = 4 << 20  # bytes of a weight; below, a launch costs more than there is to gain
+_SMALLEST = 32 << 20  # bytes of a weight; below, a launch costs more than there is to gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,11 @@ class Plan:
         return self.columns // self.splits
 
     def chunk(self, size: int) -> int:
-        """Columns that are stored at a time, in numbers of `size` bytes: at most 32 KiB."""
-        columns = self.share
-        while self.blocks * ROWS * columns * size > 2**15 and columns % 16 == 0:
+        """Columns that are stored at a time, in numbers of `size` bytes: few, for shared memory."""
+        columns, rows = self.share, self.blocks * ROWS
+        while columns % 16 == 0 and (
+            rows * columns * size > 2**15 or rows * columns * 4 * (self.splits - 1) > 2**16
+        ):
             columns //= 2
         return columns
 
@@ -54,8 +56,6 @@ def choose(problem: ProductProblem) -> Plan | str:
     if stored is not None:
         plan = None if stored["by"] == "xla" else fit(problem, **stored["plan"])
         return plan or "XLA's own product was measured to be as fast"
-    if problem.parts * problem.outputs * problem.inputs * 2 < _SMALLEST:
-        return "the weight is small"
     return _by_rule(problem)
 
 
@@ -78,7 +78,7 @@ def fit(
     size = problem.out_dtype.itemsize
     room = _SHARED_MEMORY - blocks * ROWS * plan.chunk(size) * size
     if splits > 1:
-        room -= blocks * ROWS * columns * 4
+        room -= splits * blocks * ROWS * plan.chunk(size) * 4
     slots = min(room // ((blocks * ROWS + problem.parts * columns) * depth * 2), 12)
     wrong = problem.inputs % (depth * splits) or columns > problem.outputs or columns % (8 * splits)
     if wrong or slots < 2:
@@ -87,19 +87,17 @@ def fit(
 
 
 def _by_rule(problem: ProductProblem) -> Plan | str:
-    """As even a share of the weight for every SM as tiles of at most so many rows can give."""
-    if problem.tokens > ROWS * _MOST_BLOCKS:
-        return "many tokens"
-    blocks = -(-problem.tokens // ROWS)
-    most = (256 if blocks <= 2 else 128) // problem.parts
-    cluster = 1 if problem.tokens <= 16 else 4
-    workers = {1: 132, 4: 128}[cluster]
-    for rounds in range(1, 1 + problem.outputs // 8):
-        columns = -(-problem.outputs // (workers * rounds * 8)) * 8
-        if columns > most:
-            continue
-        for depth in (128, 64):
-            plan = fit(problem, columns=columns, depth=depth, cluster=cluster)
-            if plan is not None and plan.slots >= 4:
-                return plan
+    """Where nothing is stored: gate and up of 129 to 256 tokens, in as few rounds as registers let.
+
+    On an H200, 256 tokens of Llama-8B: 102 us, XLA 119 us.
+    """
+    if problem.parts == 1 or not ROWS * 2 < problem.tokens <= ROWS * _MOST_BLOCKS:
+        return "XLA's own product is as fast, as far as was measured"
+    if problem.parts * problem.outputs * problem.inputs * 2 < _SMALLEST:
+        return "the weight is small"
+    for rounds in range(1, 1 + problem.outputs // GRANULE):
+        columns = -(-problem.outputs // (_SMS * rounds * GRANULE)) * GRANULE
+        plan = fit(problem, columns=columns, depth=64, cluster=1)
+        if columns * problem.parts <= 128 and plan is not None:
+            return plan
     return "no tile fits"

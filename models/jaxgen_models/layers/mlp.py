@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxgen_models.layers.activation import ACTIVATIONS
 from jaxgen_models.layers.collective import sum_shards
-from jaxgen_models.layers.linear import project
+from jaxgen_models.layers.linear import project, project_gated
 
 
 class GatedMLP(nnx.Module):
@@ -33,10 +33,11 @@ class GatedMLP(nnx.Module):
     def partial(self, x: Float[Array, "tokens model"]) -> Float[Array, "tokens model"]:
         """This shard's part of the sum, without the bias that is added to it."""
         weight = self.gate_up[...]
+        if self.gate_up_bias is None:
+            return project(project_gated(x, weight, self.activation), self.down[...])
         _, ffn, model = weight.shape
         hidden = project(x, weight.reshape(2 * ffn, model)).reshape(-1, 2, ffn)
-        if self.gate_up_bias is not None:
-            hidden = hidden + self.gate_up_bias[...]
+        hidden = hidden + self.gate_up_bias[...]
         hidden = ACTIVATIONS[self.activation](hidden[:, 0]) * hidden[:, 1]
         return project(hidden, self.down[...])
 

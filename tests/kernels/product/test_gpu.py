@@ -1,5 +1,7 @@
 """The Hopper product: interpreted with race detection, lowered for CUDA, chosen or left to XLA."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -43,19 +45,16 @@ def test_interpreted_without_races(name: str, capfd: pytest.CaptureFixture[str])
     assert "RACE DETECTED" not in "".join(capfd.readouterr())  # jax 0.11 prints, 0.12 raises
 
 
-def _lowered(tokens: int, weight: tuple[int, ...], **options: object) -> str:
-    call = product if len(weight) == 2 else gated_product
+def _lowered(tokens: int, weight: tuple[int, ...], *, activation: str) -> str:
     args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((tokens, weight[-1]), weight)]
     with dispatch.lowering_for("cuda"):
-        traced = jax.jit(lambda *a: call(*a, weight_is_input=True, **options)).trace(*args)
+        call = partial(gated_product, activation=activation, weight_is_input=True)
+        traced = jax.jit(call).trace(*args)
         return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize("tokens", [1, 100, 256])
-def test_lowers_for_cuda_and_is_chosen_there(tokens: int) -> None:
-    assert "mosaic_gpu" in _lowered(tokens, (4096, 4096))
-    assert "mosaic_gpu" in _lowered(tokens, (2, 14336, 4096), activation="silu")
-    assert "mosaic_gpu" in _lowered(tokens, (128256, 4096), out_dtype=jnp.float32)
+def test_lowers_for_cuda_and_is_chosen_there() -> None:
+    assert "mosaic_gpu" in _lowered(250, (2, 14336, 4096), activation="silu")
 
 
 def test_a_shared_sum_lowers_for_cuda() -> None:
@@ -72,7 +71,7 @@ def test_a_shared_sum_lowers_for_cuda() -> None:
     [
         ((4096, 4100), {}, jnp.bfloat16, "multiples of 64"),
         ((4100, 4096), {}, jnp.bfloat16, "one of 8"),
-        ((64, 4096), {}, jnp.bfloat16, "small"),
+        ((64, 4096), {}, jnp.bfloat16, "as fast"),
         ((4096, 4096), {}, jnp.float32, "bfloat16"),
         ((2, 4096, 4096), {"activation": "gelu"}, jnp.bfloat16, "gelu"),
     ],
@@ -86,13 +85,11 @@ def test_says_what_it_leaves_to_xla(
         jax.eval_shape(lambda x, w: call(x, w, implementation="gpu", **options), x, weight)
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 64, 128, 256])
-@pytest.mark.parametrize("outputs", [4096, 6144, 28672, 2560, 128256])
-def test_every_sm_gets_its_share(tokens: int, outputs: int) -> None:
+@pytest.mark.parametrize("outputs", [14336, 11008, 28672, 9728])
+def test_every_sm_gets_its_share(outputs: int) -> None:
     bfloat16 = jnp.dtype(jnp.bfloat16)
-    problem = ProductProblem(tokens, 1, outputs, 4096, bfloat16, bfloat16, bfloat16, None)
+    problem = ProductProblem(256, 2, outputs, 4096, bfloat16, bfloat16, bfloat16, "silu")
     plan = choose(problem)
     assert isinstance(plan, Plan)
-    tiles = -(-outputs // plan.columns) * plan.splits
-    rounds = -(-tiles // (plan.clusters * plan.cluster * plan.splits))
-    assert outputs >= 0.8 * rounds * 132 * plan.columns / plan.splits
+    rounds = -(-outputs // (plan.columns * 132))
+    assert outputs >= 0.85 * rounds * 132 * plan.columns
