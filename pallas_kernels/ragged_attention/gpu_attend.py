@@ -71,7 +71,8 @@ class _Item(NamedTuple):
 
 def attend(at: Worker) -> None:
     """Walk the worker's run, join the cut rows that it finishes last, and fill padding."""
-    walk(at.refs.items, at.refs.work, at.number, at.problem.kv_heads, lambda each: _visit(at, each))
+    refs, kv_heads = at.refs, at.problem.kv_heads
+    walk(refs.items, refs.work, at.number, kv_heads, lambda each: _visit(at, each), known=True)
     if not at.problem.interpret:
         _join_cut_rows(at)
     _fill_padding(at)
@@ -81,7 +82,7 @@ def attend(at: Worker) -> None:
 def _visit(at: Worker, segment: Segment) -> None:
     """Attend one segment, and begin to write what comes of it."""
     refs, problem, pair = at.refs, at.problem, at.pair
-    token, seen, first = (refs.items[segment.item, each] for each in (TOKEN, SEEN, FIRST))
+    token, seen, first = (segment.columns[each] for each in (TOKEN, SEEN, FIRST))
     item = _Item(token, seen, first + segment.block)
     _load_queries(at, token, segment.head)
     slopes = None
@@ -94,7 +95,7 @@ def _visit(at: Worker, segment: Segment) -> None:
         fresh(problem.head_dim),
     )
     begins = segment.block == 0
-    whole = begins & (segment.count == refs.items[segment.item, BLOCKS])
+    whole = begins & (segment.count == segment.columns[BLOCKS])
 
     @pl.when(whole)
     def _store() -> None:
@@ -131,7 +132,7 @@ def _join_cut_rows(at: Worker) -> None:
             @pl.when(refs.ticket[at.pair] == end - begin)
             def _last() -> None:
                 start_over(counter, ticket)
-                joined = join(problem, refs, at.pair, begin, end)
+                joined = join(problem, refs, at.pair, at.slots, begin, end)
                 token = refs.items[jnp.where(side == 0, item, last_item), TOKEN]
                 mine = jnp.where(side == 0, head, last_head)
                 store_out(problem, refs, at.pair, token, mine, joined)

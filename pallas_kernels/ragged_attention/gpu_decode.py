@@ -98,22 +98,22 @@ def decode(
     return jax.freeze(named["out"])
 
 
-def _scratch(problem: Problem, pairs: int) -> dict[str, Any]:
-    """Shared memory of the attending warpgroups, one of each for each pair."""
+def _scratch(problem: Problem, pairs: int, slots: int) -> dict[str, Any]:
+    """Shared memory of the attending warpgroups, and the ring of each pair."""
     tile = swizzled(ROWS, problem.head_dim, problem.dtype, (pairs,))
     return {
         "line": plgpu.SMEM((pairs, ROWS, problem.head_dim), problem.dtype),
         "queries": tile,
         "spare": tile,
-        "logs": plgpu.SMEM((pairs, ROWS), jnp.float32),
-        "fetched": plgpu.Barrier(num_arrivals=3, num_barriers=pairs),
+        "ring": swizzled(BLOCK, problem.head_dim, problem.dtype, (pairs * slots,)),
+        "logs": plgpu.SMEM((2 * pairs, ROWS), jnp.float32),
+        "fetched": plgpu.Barrier(num_arrivals=3, num_barriers=2 * pairs),
     }
 
 
 def _launch(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
     slots = plan.pairs * plan.slots
-    scratch = _scratch(problem, plan.pairs) | {
-        "ring": swizzled(BLOCK, problem.head_dim, problem.dtype, (slots,)),
+    scratch = _scratch(problem, plan.pairs, plan.slots) | {
         "full": plgpu.Barrier(num_barriers=slots),
         "free": plgpu.Barrier(num_barriers=slots),
         "ready": plgpu.Barrier(num_barriers=plan.pairs),
@@ -153,11 +153,11 @@ def _launch(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
 
 
 def _launch_join(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
-    scratch = _scratch(problem, 1)
+    scratch = _scratch(problem, 1, plan.slots)
 
     def body(*refs: Any) -> None:
         given = SimpleNamespace(**dict(zip([*named, *scratch], refs, strict=True)))
-        join_ended(problem, given, lax.axis_index("worker"))
+        join_ended(problem, given, lax.axis_index("worker"), plan.slots)
 
     plgpu.kernel(
         body,
@@ -190,8 +190,8 @@ def _stream(at: Worker) -> None:
         plgpu.copy_gmem_to_smem(pages.at[index], refs.ring.at[slot], refs.full.at[slot])
 
     def load(segment: Segment) -> None:
-        row = refs.items[segment.item, ROW]
-        first = refs.items[segment.item, FIRST] + segment.block
+        row = segment.columns[ROW]
+        first = segment.columns[FIRST] + segment.block
 
         @pl.loop(0, segment.count)
         def _block(i: Any) -> None:
@@ -199,7 +199,7 @@ def _stream(at: Worker) -> None:
             put(refs.keys, index, 2 * (segment.done + i))
             put(refs.values, index, 2 * (segment.done + i) + 1)
 
-    walk(refs.items, refs.work, at.number, problem.kv_heads, load)
+    walk(refs.items, refs.work, at.number, problem.kv_heads, load, known=True)
     uses = 2 * refs.work[at.number, COUNT]
 
     @pl.loop(jnp.maximum(uses - slots, 0), uses)  # every release must be seen before the end

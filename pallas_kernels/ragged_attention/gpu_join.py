@@ -68,35 +68,48 @@ def store_part(problem: Problem, refs: Any, pair: Any, number: Any, state: Softm
     high, low = _in_two(value, problem.dtype)
     refs.queries.at[pair][...] = high
     refs.spare.at[pair][...] = low
-    refs.logs.at[pair][...] = state.top + jnp.log(state.total) * LOG2E
+    refs.logs.at[2 * pair][...] = state.top + jnp.log(state.total) * LOG2E
     plgpu.commit_smem()
     held = pl.ds(0, problem.padded_group)
     place = pl.ds(pl.multiple_of(number * problem.padded_group, 8), problem.padded_group)
     plgpu.copy_smem_to_gmem(refs.queries.at[pair, held], refs.parts.at[0, place])
     plgpu.copy_smem_to_gmem(refs.spare.at[pair, held], refs.parts.at[1, place])
-    plgpu.copy_smem_to_gmem(refs.logs.at[pair, held], refs.weights.at[place])
+    plgpu.copy_smem_to_gmem(refs.logs.at[2 * pair, held], refs.weights.at[place])
 
 
-def join(problem: Problem, refs: Any, pair: Any, began: Any, ended: Any) -> Softmax:
-    """The softmax of a row whose parts lie with the workers from began to ended."""
+def join(problem: Problem, refs: Any, pair: Any, slots: int, began: Any, ended: Any) -> Softmax:
+    """The softmax of a row whose parts lie with the workers from began to ended.
+
+    It uses the worker's ring, through which all blocks have gone: one tile of parts is attended
+    while the next one comes.
+    """
     group, head_dim = problem.padded_group, problem.head_dim
     rows = (ended - began + 1) * group
-    tiles = [refs.queries.at[pair], refs.spare.at[pair]]
+    steps = (rows + ROWS - 1) // ROWS
 
-    def some(index: Any, state: Softmax) -> Softmax:
+    def stage(index: Any) -> tuple[list[Any], Any, Any]:
+        turn = lax.rem(index, jnp.int32(2))
+        tiles = [refs.ring.at[pair * slots + 2 * turn + side] for side in range(2)]
+        return tiles, refs.logs.at[2 * pair + turn], refs.fetched.at[2 * pair + turn]
+
+    def fetch(index: Any) -> None:
+        tiles, logs, fetched = stage(index)
         place = pl.ds(pl.multiple_of(2 * began * group + index * ROWS, 8), ROWS)
         for side, tile in enumerate(tiles):
-            plgpu.copy_gmem_to_smem(refs.parts.at[side, place], tile, refs.fetched.at[pair])
-        plgpu.copy_gmem_to_smem(refs.weights.at[place], refs.logs.at[pair], refs.fetched.at[pair])
-        plgpu.barrier_wait(refs.fetched.at[pair])
+            plgpu.copy_gmem_to_smem(refs.parts.at[side, place], tile, fetched)
+        plgpu.copy_gmem_to_smem(refs.weights.at[place], logs, fetched)
+
+    def some(index: Any, state: Softmax) -> Softmax:
+        pl.when(index + 1 < steps)(lambda: fetch(index + 1))
+        tiles, stored, fetched = stage(index)
+        plgpu.barrier_wait(fetched)
         for tile in tiles:
             clear_rows_from(tile, rows - index * ROWS, ROWS, head_dim)
         shape = (ROWS, ROWS)
         row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=TILE)
         part = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=TILE) + index * ROWS
         own = (lax.rem(part, jnp.int32(group)) == row) & (part < rows)
-        logs = jnp.where(own, across(refs.logs.at[pair], ROWS), MASKED)
-        shares, state = advance(state, logs, 1.0)
+        shares, state = advance(state, jnp.where(own, across(stored, ROWS), MASKED), 1.0)
         high, low = _in_two(shares, problem.dtype)
         out = state.out
         for share, tile in ((high, tiles[0]), (low, tiles[0]), (high, tiles[1])):
@@ -104,7 +117,8 @@ def join(problem: Problem, refs: Any, pair: Any, began: Any, ended: Any) -> Soft
         plgpu.commit_smem()
         return state._replace(out=out)
 
-    return lax.fori_loop(0, (rows + ROWS - 1) // ROWS, some, fresh(head_dim))
+    fetch(jnp.int32(0))
+    return lax.fori_loop(0, steps, some, fresh(head_dim))
 
 
 def store_out(
@@ -131,13 +145,13 @@ def store_out(
     )
 
 
-def join_ended(problem: Problem, refs: Any, worker: Any) -> None:
+def join_ended(problem: Problem, refs: Any, worker: Any, slots: int) -> None:
     """A pass of its own over what one worker ended: for the interpreter, which cannot count."""
     item, head, block = (refs.work[worker, column] for column in (ITEM, HEAD, BLOCK0))
     rest = refs.items[item, BLOCKS] - block
 
     @pl.when((block > 0) & (refs.work[worker, COUNT] >= rest))
     def _join() -> None:
-        state = join(problem, refs, 0, refs.work[worker, BEGAN], worker)
+        state = join(problem, refs, 0, slots, refs.work[worker, BEGAN], worker)
         store_out(problem, refs, 0, refs.items[item, TOKEN], head, state)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)

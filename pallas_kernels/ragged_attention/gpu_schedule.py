@@ -1,5 +1,7 @@
 """The work list of paged decode: the blocks of every (query, KV head), cut evenly over workers."""
 
+import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -22,11 +24,12 @@ class Schedule(NamedTuple):
     """items: token, row, seen, first block, number of blocks. work: see `schedule`."""
 
     items: Int[Array, "items 5"]
-    work: Int[Array, "workers 10"]
+    work: Int[Array, "workers 15"]
 
 
 TOKEN, ROW, SEEN, FIRST, BLOCKS = range(5)
 ITEM, HEAD, BLOCK0, COUNT, SEGMENTS, BEGAN, ENDED, LAST_ITEM, LAST_HEAD, LAST_ENDED = range(10)
+FIRST_ITEM = 10  # and the columns behind it
 
 
 def schedule(
@@ -45,7 +48,8 @@ def schedule(
 
     work columns: the item, KV head and block where the run begins, its number of blocks, the number
     of (item, head) segments it touches, the workers in which its first segment began and ends, and
-    the item and head of its last segment with the worker in which that ends.
+    the item and head of its last segment with the worker in which that ends; then the columns of
+    the first item.
     """
     first = 0 * queries.seen
     if window is not None:
@@ -88,7 +92,7 @@ def schedule(
         *(holder(start - block), holder(start - block + size - 1)),
         *(last_item, last_head, holder(last - last_block + last_size - 1)),
     ]
-    work = jnp.stack(columns, axis=1)
+    work = jnp.concatenate([jnp.stack(columns, axis=1), items[item]], axis=1)
     return Schedule(items=items.astype(jnp.int32), work=work.astype(jnp.int32))
 
 
@@ -100,25 +104,38 @@ class Segment(NamedTuple):
     block: Any
     count: Any
     done: Any  # blocks that the worker has walked before this segment
+    columns: tuple[Any, ...]  # of the item, if they were asked for
 
 
-def walk(items: Any, work: Any, worker: Any, kv_heads: int, visit: Any) -> None:
-    """Call visit(segment) for each segment of a worker's run that has blocks."""
+def walk(
+    items: Any, work: Any, worker: Any, kv_heads: int, visit: Any, *, known: bool = False
+) -> None:
+    """Call visit(segment) for each segment of a worker's run that has blocks.
+
+    known: work has the columns of each run's first item, as `schedule` gives it, and segments get
+    those of theirs.
+    """
+    names = (TOKEN, ROW, SEEN, FIRST, BLOCKS) if known else (BLOCKS,)
 
     def step(_: Any, at: tuple[Any, ...]) -> tuple[Any, ...]:
-        item, head, block, left, done = at
-        count = jnp.minimum(items[item, BLOCKS] - block, left)
+        item, head, block, left, done, *columns = at
+        count = jnp.minimum(columns[-1] - block, left)
+        wraps = head + 1 == kv_heads
+        item_after = jnp.where(wraps, item + 1, item)
+        # Asked for before the visit, at whose end they are there.
+        inside = jnp.minimum(item_after, items.shape[0] - 1)
+        columns_after = [items[inside, column] for column in names]
 
         @pl.when(count > 0)
         def _visit() -> None:
-            visit(Segment(item, head, block, count, done))
+            visit(Segment(item, head, block, count, done, tuple(columns)))
 
-        wraps = head + 1 == kv_heads
-        item, head = jnp.where(wraps, item + 1, item), jnp.where(wraps, 0, head + 1)
-        return item, head, jnp.int32(0), left - count, done + count
+        head = jnp.where(wraps, 0, head + 1)
+        return item_after, head, jnp.int32(0), left - count, done + count, *columns_after
 
-    start = tuple(work[worker, column] for column in (ITEM, HEAD, BLOCK0, COUNT))
-    item, head, block, _ = start
+    item, head, block, count = (work[worker, column] for column in (ITEM, HEAD, BLOCK0, COUNT))
+    columns = [work[worker, FIRST_ITEM + each] if known else items[item, each] for each in names]
     # All columns are asked for at once: behind the loop's branch they would be waited for again.
-    segments = jnp.where((item | head | block) >= 0, work[worker, SEGMENTS], 0)
-    lax.fori_loop(0, segments, step, (*start, jnp.int32(0)))
+    together = functools.reduce(operator.or_, (item, head, block, *columns))
+    segments = jnp.where(together >= 0, work[worker, SEGMENTS], 0)
+    lax.fori_loop(0, segments, step, (item, head, block, count, jnp.int32(0), *columns))

@@ -36,6 +36,10 @@ INTERPRETED = {
         PrefillPlan(sms=2, slots=3, block=64, lines=1),
         Case(((37, 70), (1, 1), (20, 200)), **SMALL),
     ),
+    "decode, a row in many parts": (
+        DecodePlan(workers=12, pairs=2, slots=4),
+        Case(((1, 1200),), heads=2, kv_heads=1, padding_rows=0, padding_tokens=0, **SMALL),
+    ),
     "decode with options": (
         DECODE,
         Case(((1, 70), (2, 300)), heads=3, kv_heads=1, head_dim=64, page_size=128, options=OPTIONS),
@@ -53,6 +57,7 @@ INTERPRETED = {
         "decode",
         "prefill",
         pytest.param("prefill, one line", marks=pytest.mark.slow),
+        pytest.param("decode, a row in many parts", marks=pytest.mark.slow),
         pytest.param("decode with options", marks=pytest.mark.slow),
         pytest.param("prefill with options", marks=pytest.mark.slow),
     ],
