@@ -51,6 +51,13 @@ def crowded(golden_dir) -> Generator[Live]:
         yield it
 
 
+@pytest.fixture
+def mortal(golden_dir) -> Generator[Live]:
+    """The tiny model, for a test that kills its engine."""
+    with serving_llama(golden_dir("llama_plain")) as server:
+        yield server
+
+
 type Asker = Callable[..., TestClient]
 
 
