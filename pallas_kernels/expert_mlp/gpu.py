@@ -1,5 +1,6 @@
 """The experts' blocks on Hopper GPUs with Mosaic GPU: tiles, two products, and the shares' sum."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,17 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.expert_mlp import gpu_stream, gpu_wide
 from pallas_kernels.expert_mlp.checks import ExpertsProblem, Gate
-from pallas_kernels.expert_mlp.gpu_tiles import Tiles, tiles_of_all_tokens, tiles_of_sorted_tokens
+from pallas_kernels.expert_mlp.gpu_tiles import (
+    Tiles,
+    tiles_of_all_tokens,
+    tiles_of_one_token,
+    tiles_of_sorted_tokens,
+)
 from pallas_kernels.expert_mlp.shared import SharedExpert, visit
 
 _SHARED_MEMORY = 227 * 1024
 _SMS = 132  # of an H100 or H200; fewer work too, in more than one wave
-_FEW_TOKENS = 16
+_FEW_TOKENS = 64
 """Up to here each expert's tile holds all tokens: that costs less than to gather its own."""
 
 
@@ -22,13 +28,16 @@ _FEW_TOKENS = 16
 class ExpertsPlan:
     """columns: rows of activations of a tile; gather: tiles hold only their expert's tokens.
 
-    sms: blocks of threads. slots: steps in flight, None for as many as fit.
+    sms: blocks of threads. depth: elements of a weight row that a step takes, slots: steps in
+    flight; None for the most that fit. together: see StreamPlan.
     """
 
     columns: int
     gather: bool
     sms: int = _SMS
+    depth: int | None = None
     slots: int | None = None
+    together: bool = True
 
 
 def plan_for(problem: ExpertsProblem) -> ExpertsPlan:
@@ -68,12 +77,14 @@ def run(
     gate: Gate,
     bias: Float[Array, "experts 2 ffn"] | None,
     shared: SharedExpert | None = None,
+    top_k: int | None = None,
     interpret: Any = None,
     plan: ExpertsPlan | None = None,
 ) -> Float[Array, "tokens model"]:
     """As expert_mlp. interpret: parameters of Mosaic GPU's interpreter, for tests."""
     local, _, ffn, model = gate_up.shape
-    tokens, top_k = experts.shape
+    tokens, top_k = experts.shape[0], top_k or experts.shape[1]
+    listed, experts, shares = experts, experts[:, :top_k], shares[:, :top_k]
     if plan is None:
         problem = ExpertsProblem(tokens, top_k, local, model, ffn, x.dtype, gate_up.dtype, gate)
         plan = plan_for(problem)
@@ -84,7 +95,12 @@ def run(
     if shared is not None:
         experts, shares = _with_shared(experts, shares, shared, local, ffn)
         local += shared.down.shape[1] // ffn
-    tiles, rows = _tiles(x, experts, local, plan)
+    tiles = _tiles(experts, local, plan)
+    rows = _rows(x, tiles, plan, interpret)
+    in_list = None
+    if tokens == 1 and not plan.gather:
+        # The list is the router's as it is: to put another one together takes a kernel.
+        in_list, tiles = top_k, tiles._replace(expert=listed[0])
     if wide:
         each = gpu_wide.WidePlan(plan.sms, plan.slots or 4)
         hidden = gpu_wide.gated_product(
@@ -92,15 +108,24 @@ def run(
         )
         out = gpu_wide.product(hidden, down, tiles, plan=each, interpret=interpret)
     else:
-        parts = (None, None) if shared is None else (shared.gate_up, shared.down)
-        up, back = (_stream_plan(plan, inputs) for inputs in (model, ffn))
-        hidden = gpu_stream.gated_product(
-            rows, gate_up, parts[0], bias, tiles, gate=gate, plan=up, interpret=interpret
+        out = gpu_stream.few_rows(
+            rows,
+            gate_up,
+            down,
+            tiles,
+            gate=gate,
+            plan=_stream_plan(plan, math.gcd(model, ffn), together=interpret is None),
+            bias=bias,
+            shared=shared,
+            listed=in_list,
+            interpret=interpret,
         )
-        out = gpu_stream.product(hidden, down, parts[1], tiles, plan=back, interpret=interpret)
+    place, mine = tiles.place, tiles.mine
+    if plan.gather:  # or XLA finds each place anew for every element of the sum
+        place, mine, shares = jax.lax.optimization_barrier((place, mine, shares))
     # Elsewhere `out` holds anything, so that it is left out rather than multiplied by zero.
-    weighted = shares[:, :, None] * out[tiles.place].astype(jnp.float32)
-    summed = jnp.where(tiles.mine[:, :, None], weighted, 0).sum(axis=1)
+    weighted = shares[:, :, None] * out[place].astype(jnp.float32)
+    summed = jnp.where(mine[:, :, None], weighted, 0).sum(axis=1)
     if apart is not None:
         summed = summed + apart.astype(jnp.float32)
     return summed.astype(x.dtype)
@@ -127,22 +152,29 @@ def _with_shared(
     )
 
 
-def _tiles(
-    x: Float[Array, "tokens model"],
-    experts: Int[Array, "tokens top_k"],
-    num_experts: int,
-    plan: ExpertsPlan,
-) -> tuple[Tiles, Float[Array, "rows model"]]:
-    """The work list, and the rows of activations that it speaks of."""
+def _tiles(experts: Int[Array, "tokens choices"], num_experts: int, plan: ExpertsPlan) -> Tiles:
     if plan.gather:
-        tiles = tiles_of_sorted_tokens(experts, num_experts, plan.columns)
-        return tiles, x[tiles.token]
-    tiles = tiles_of_all_tokens(experts, num_experts, plan.columns)
-    return tiles, jnp.pad(x, ((0, plan.columns - x.shape[0]), (0, 0)))
+        return tiles_of_sorted_tokens(experts, num_experts, plan.columns)
+    if experts.shape[0] == 1:
+        return tiles_of_one_token(experts, num_experts, plan.columns)
+    return tiles_of_all_tokens(experts, num_experts, plan.columns)
 
 
-def _stream_plan(plan: ExpertsPlan, inputs: int) -> gpu_stream.StreamPlan:
-    found = gpu_stream.stream_plan(plan.columns, inputs, plan.sms, _SHARED_MEMORY)
-    if plan.slots is None:
-        return found
-    return gpu_stream.StreamPlan(found.sms, found.columns, found.depth, plan.slots)
+def _rows(
+    x: Float[Array, "tokens model"], tiles: Tiles, plan: ExpertsPlan, interpret: Any
+) -> Float[Array, "rows model"]:
+    """The rows of activations that the first product reads."""
+    if tiles.token is not None:
+        return x[tiles.token]
+    missing = plan.columns - x.shape[0]
+    if missing and x.shape[0] < 8 and interpret is None:
+        return x  # the copy engine fills the rest of the one box of 8 rows with zeros
+    return jnp.pad(x, ((0, missing), (0, 0)))
+
+
+def _stream_plan(plan: ExpertsPlan, inputs: int, *, together: bool) -> gpu_stream.StreamPlan:
+    """inputs: what a step's depth must divide. The interpreter has no counters in memory."""
+    depth = plan.depth or (128 if inputs % 128 == 0 else 64)
+    slots = plan.slots or gpu_stream.slots(plan.columns, depth, _SHARED_MEMORY)
+    together = together and plan.together
+    return gpu_stream.StreamPlan(plan.sms, plan.columns, depth, slots, together)

@@ -31,8 +31,6 @@ def tiles_of_all_tokens(
     experts: Int[Array, "tokens top_k"], num_experts: int, columns: int
 ) -> Tiles:
     """One tile for each expert that any token has chosen; all tokens are its rows."""
-    if experts.shape[0] == 1:
-        return _tiles_of_one_token(experts, num_experts, columns)
     chosen = _one_hot(experts, num_experts).any(axis=(0, 1))
     ends = _running_sum(chosen.astype(jnp.int32))
     most = min(num_experts, experts.size)
@@ -47,11 +45,11 @@ def tiles_of_all_tokens(
     )
 
 
-def _tiles_of_one_token(experts: Int[Array, "1 top_k"], num_experts: int, columns: int) -> Tiles:
+def tiles_of_one_token(experts: Int[Array, "1 top_k"], num_experts: int, columns: int) -> Tiles:
     """A tile for each choice, as they differ. One that is none costs as much as some expert."""
     top_k = experts.shape[1]
     return Tiles(
-        expert=jnp.clip(experts[0], 0, num_experts - 1),
+        expert=experts[0],
         ends=jnp.full(1, top_k, jnp.int32),
         place=jnp.arange(top_k, dtype=jnp.int32)[None] * columns,
         mine=_within(experts, num_experts),

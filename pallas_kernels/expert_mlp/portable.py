@@ -24,9 +24,11 @@ def run(
     gate: Gate,
     bias: Float[Array, "experts 2 ffn"] | None,
     shared: SharedExpert | None = None,
+    top_k: int | None = None,
 ) -> Float[Array, "tokens model"]:
     """As expert_mlp; the hidden layers are rounded to x's dtype before and after the gate."""
     local, _, ffn, model = gate_up.shape
+    experts, shares = experts[:, :top_k], shares[:, :top_k]
     tokens, top_k = experts.shape
     mine = (experts >= 0) & (experts < local)
     expert = jnp.where(mine, experts, local).reshape(-1)

@@ -24,8 +24,10 @@ def run(
     gate: Gate,
     bias: Float[Array, "experts 2 ffn"] | None,
     shared: SharedExpert | None = None,
+    top_k: int | None = None,
 ) -> Float[Array, "tokens model"]:
     """As expert_mlp, in float32."""
+    experts, shares = experts[:, :top_k], shares[:, :top_k]
     chosen = experts[:, :, None] == jnp.arange(gate_up.shape[0])
     share = jnp.where(chosen, shares[:, :, None], 0).sum(axis=1)
     known = jnp.where(chosen.any(axis=(1, 2))[:, None], x, 0).astype(jnp.float32)

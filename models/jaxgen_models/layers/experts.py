@@ -15,6 +15,7 @@ from jaxgen_models.layers.collective import EXPERT_AXIS
 from jaxgen_models.layers.gating import Gating
 from jaxgen_models.layers.router import Chosen
 from pallas_kernels.expert_mlp import SharedExpert, expert_mlp
+from pallas_kernels.expert_mlp.choice import NOBODY
 
 
 class Experts(nnx.Module):
@@ -25,12 +26,15 @@ class Experts(nnx.Module):
     [all experts, model].
     """
 
-    def __init__(self, weights: Mapping[str, Any], gating: Gating) -> None:
+    def __init__(
+        self, weights: Mapping[str, Any], gating: Gating, top_k: int | None = None
+    ) -> None:
         self.gate_up = nnx.Param(weights["experts_gate_up"])
         self.down = nnx.Param(weights["experts_down"])
         self.gate_up_bias = _optional(weights, "experts_gate_up_bias")
         self.down_bias = _optional(weights, "experts_down_bias")
         self.gating = gating
+        self.top_k = top_k
 
     def partial(
         self,
@@ -44,24 +48,30 @@ class Experts(nnx.Module):
         Tokens that are not live go to no expert: padding reads no weights. shared is added as it
         is, so it must not be given to more than one shard of the experts.
         """
-        first = jax.lax.axis_index(EXPERT_AXIS) * self.gate_up.shape[0]
+        experts = chosen.experts
+        if jax.lax.axis_size(EXPERT_AXIS) > 1:
+            experts = experts - jax.lax.axis_index(EXPERT_AXIS) * self.gate_up.shape[0]
+        if x.shape[0] > 1:  # no step is all padding
+            experts = jnp.where(live[:, None], experts, NOBODY)
         return expert_mlp(
             x,
-            jnp.where(live[:, None], chosen.experts - first, -1),
+            experts,
             chosen.shares,
             self.gate_up[...],
             self.down[...],
             gate=self.gating,
             bias=None if self.gate_up_bias is None else self.gate_up_bias[...],
             shared=shared,
+            top_k=self.top_k,
         )
 
     def bias(self, chosen: Chosen) -> Float[Array, "tokens model"] | None:
         """What the experts' output biases add, once over all shards."""
         if self.down_bias is None:
             return None
-        each = self.down_bias[...][chosen.experts]
-        summed = (chosen.shares[:, :, None] * each.astype(jnp.float32)).sum(axis=1)
+        each = self.down_bias[...][chosen.experts[:, : self.top_k]]
+        shares = chosen.shares[:, : self.top_k, None]
+        summed = (shares * each.astype(jnp.float32)).sum(axis=1)
         return summed.astype(each.dtype)
 
 

@@ -32,7 +32,7 @@ class MoE(nnx.Module):
         self, weights: Mapping[str, Any], router: RouterConfig, gating: Gating, activation: str
     ) -> None:
         self.router = Router(weights, router)
-        self.experts = Experts(weights, gating)
+        self.experts = Experts(weights, gating, router.top_k)
         self.shared = _shared(weights, activation) if "shared_gate_up" in weights else None
         self.shared_gate = nnx.Param(weights["shared_gate"]) if "shared_gate" in weights else None
         self.alike = gating == ActivatedGate(activation)

@@ -3,20 +3,23 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxgen_models.layers.linear import project_to_float32
 from jaxgen_models.moe_config import RouterConfig
+from pallas_kernels.expert_mlp.choice import ChoiceProblem, choose
 
 
 class Chosen(NamedTuple):
-    """The experts of each token and their shares, which need not add up to 1."""
+    """The experts of each token and their shares, which need not add up to 1.
 
-    experts: Int[Array, "tokens top_k"]
-    shares: Float[Array, "tokens top_k"]
+    There may be more columns than a token has experts: those hold NOBODY, with a share of 0.
+    """
+
+    experts: Int[Array, "tokens choices"]
+    shares: Float[Array, "tokens choices"]
 
 
 class Router(nnx.Module):
@@ -37,28 +40,23 @@ class Router(nnx.Module):
         logits = project_to_float32(x, self.weight[...])
         if self.bias is not None:
             logits = logits + self.bias[...].astype(jnp.float32)
-        softmax = self.config.scoring == "softmax"
-        scores = jax.nn.softmax(logits, axis=-1) if softmax else jax.nn.sigmoid(logits)
-        wanted = scores
-        if self.choice_bias is not None:
-            wanted = wanted + self.choice_bias[...].astype(jnp.float32)
-        _, experts = jax.lax.top_k(self._within_groups(wanted), self.config.top_k)
-        shares = jnp.take_along_axis(scores, experts, axis=-1)
-        if self.config.normalise:
-            # The smallest addend that keeps scores which are all zero from dividing by it.
-            shares = shares / (shares.sum(axis=-1, keepdims=True) + 1e-20)
-        return Chosen(experts.astype(jnp.int32), shares * self.config.scale)
+        experts, shares = choose(logits, self._choice_bias(), problem=self._problem(logits))
+        return Chosen(experts, shares)
 
-    def _within_groups(
-        self, scores: Float[Array, "tokens experts"]
-    ) -> Float[Array, "tokens experts"]:
-        """Scores of experts outside the best groups become -inf."""
+    def _choice_bias(self) -> Float[Array, " experts"] | None:
+        return None if self.choice_bias is None else self.choice_bias[...]
+
+    def _problem(self, logits: Float[Array, "tokens experts"]) -> ChoiceProblem:
         config = self.config
-        if config.top_groups == config.groups:
-            return scores
-        tokens, experts = scores.shape
-        grouped = scores.reshape(tokens, config.groups, experts // config.groups)
-        best, _ = jax.lax.top_k(grouped, 1 if config.group_score == "max" else 2)
-        _, chosen = jax.lax.top_k(best.sum(axis=-1), config.top_groups)
-        allowed = (chosen[:, :, None] == jnp.arange(config.groups)).any(axis=1)
-        return jnp.where(allowed[:, :, None], grouped, -jnp.inf).reshape(tokens, experts)
+        tokens, experts = logits.shape
+        return ChoiceProblem(
+            tokens=tokens,
+            experts=experts,
+            top_k=config.top_k,
+            softmax=config.scoring == "softmax",
+            groups=1 if config.top_groups == config.groups else config.groups,
+            top_groups=1 if config.top_groups == config.groups else config.top_groups,
+            group_best=1 if config.group_score == "max" else 2,
+            normalise=config.normalise,
+            scale=config.scale,
+        )
