@@ -56,7 +56,9 @@ def server_settings(args: argparse.Namespace, opened: OpenedModel) -> ServerSett
     )
 
 
-def _given(args: argparse.Namespace, settings: type) -> dict[str, Any]:
+def _given(
+    args: argparse.Namespace, settings: type[ListenSettings] | type[ServerSettings]
+) -> dict[str, Any]:
     """What was given of a dataclass' fields; lists become tuples."""
     options = {_RENAMED.get(name, name): value for name, value in vars(args).items()}
     known = {field.name for field in fields(settings)}

@@ -57,7 +57,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _depth_exceeds(value: object, depth: int) -> bool:
     """Level by level, so that no nesting can exhaust the stack."""
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(depth):
         level = [
             item

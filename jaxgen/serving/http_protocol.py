@@ -27,8 +27,8 @@ def bounded_http(*, head_bytes: int, head_seconds: float) -> type[HttpToolsProto
             self._in_head = True
             self._refused = False
 
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)  # type: ignore[arg-type]
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
             self._arm()
 
         def connection_lost(self, exc: Exception | None) -> None:

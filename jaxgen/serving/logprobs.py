@@ -100,9 +100,11 @@ def prompt_logprobs(
         if entry is None:
             told.append(None)
             continue
-        ranked = [(*pair, rank) for rank, pair in enumerate(entry.top[:count], start=1)]
+        ranked: list[tuple[int, float, int | None]] = [
+            (*pair, rank) for rank, pair in enumerate(entry.top[:count], start=1)
+        ]
         if all(token != entry.token_id for token, _, _ in ranked):
-            ranked.append((entry.token_id, entry.logprob, None))  # type: ignore[arg-type]
+            ranked.append((entry.token_id, entry.logprob, None))
         told.append(
             {
                 str(token): {

@@ -4,7 +4,7 @@ Gauges and token counters are read from the engine when they are asked for; what
 request is observed once, when it has ended.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -64,7 +64,9 @@ class Metrics:
         self._own = {"registry": self.registry, "labelnames": _LABELS}
         labels = (model_name, "0")
         tokens = token_buckets(engine.max_context)
-        histograms = {name: (told, _BUCKETS[of]) for name, (told, of) in _SECONDS.items()}
+        histograms: dict[str, tuple[str, Sequence[float]]] = {
+            name: (told, _BUCKETS[of]) for name, (told, of) in _SECONDS.items()
+        }
         histograms |= {name: (told, tokens) for name, told in _TOKENS.items()}
         histograms["request_params_n"] = ("n of each request", N_BUCKETS)
         histograms["request_num_preemptions"] = ("Of each request", (0, *N_BUCKETS))

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxgen.engine.outputs import TokenLogprob
 from jaxgen.serving.chunks import CompletionChunk, Envelope
 from jaxgen.serving.connection import EventStream, JSONAnswer, while_connected
 from jaxgen.serving.context import Serving
@@ -110,10 +111,10 @@ def _choice(
         "stop_reason": grown.stop_reason,
     }
     if body.logprobs is not None:
-        entries = [*(grown.logprobs or [])[: len(token_ids)]]
+        entries: list[TokenLogprob | None] = [*(grown.logprobs or [])[: len(token_ids)]]
         ids = token_ids
         if body.echo:
-            entries = [*(result.prompt_logprobs or []), *entries]  # type: ignore[list-item]
+            entries = [*(result.prompt_logprobs or []), *entries]
             ids = [*prompt.ids, *ids]
         rendered = _logprobs_of(asked).render(ids, entries, body.logprobs)
         choice["logprobs"] = rendered

@@ -98,7 +98,7 @@ async def _understand(serving: Serving, request: Request, body: GenerateRequest)
     )
 
 
-def _single[T](name: str, value: T | list[T] | None) -> T | None:
+def _single(name: str, value: Any) -> Any:  # noqa: ANN401
     """The one value for all prompts."""
     if not isinstance(value, list):
         return value

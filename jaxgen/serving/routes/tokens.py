@@ -43,8 +43,8 @@ async def detokenize(serving: Serving, request: Request, body: DetokenizeRequest
     """The text of token ids, special tokens included; texts for lists of them."""
     serving.check_model(body.model)
     tokenizer = serving.need_tokenizer()
-    several = bool(body.tokens) and isinstance(body.tokens[0], list)
-    lists: list[list[int]] = body.tokens if several else [body.tokens]  # type: ignore[assignment]
+    several = [ids for ids in body.tokens if isinstance(ids, list)]
+    lists = several or [[token for token in body.tokens if isinstance(token, int)]]
     for ids in lists:
         outside = [token for token in ids if token >= tokenizer.vocab_size]
         if outside:
