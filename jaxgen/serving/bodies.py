@@ -1,5 +1,6 @@
 """Request bodies: JSON objects of a bounded depth, in Unicode that can be encoded again."""
 
+import asyncio
 import json
 import re
 from typing import Any, NoReturn
@@ -9,6 +10,9 @@ from starlette.requests import Request
 
 from jaxgen.serving.errors import ApiError, bad_request
 
+SHORT_BODY = 128 * 1024
+"""Bytes that are read at once; a longer body is read in a thread, others are served meanwhile."""
+
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -17,7 +21,10 @@ async def read_body[Model: BaseModel](request: Request, model: type[Model], dept
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not (media.endswith("+json")):
         raise ApiError(415, f"Content-Type must be application/json, not {media!r}")
-    return validated(model, parse_object(await request.body(), depth))
+    body = await request.body()
+    if len(body) <= SHORT_BODY:
+        return validated(model, parse_object(body, depth))
+    return await asyncio.to_thread(lambda: validated(model, parse_object(body, depth)))
 
 
 def parse_object(body: bytes, depth: int) -> dict[str, Any]:
