@@ -18,7 +18,6 @@ from pallas_kernels.latent_attention.gpu_problem import LATENT, Problem
 from pallas_kernels.ragged_attention.gpu_schedule import BEGAN, BLOCK0, BLOCKS, COUNT, ITEM, TOKEN
 from pallas_kernels.ragged_attention.gpu_softmax import MASKED, ROWS, TILE, swizzled
 
-_AT_ONCE = 4  # partial results in flight at a time: each load takes most of a microsecond
 _CHANNELS = 64  # that one block of threads finishes: few, so that many loads fly
 
 
@@ -41,25 +40,29 @@ def combine_heads(problem: Problem, out: Any, schedule: Any, parts: Any, weights
         worker = lax.axis_index("worker")
         channels = pl.ds(lax.axis_index("column") * _CHANNELS, _CHANNELS)
 
-        def store(value: jax.Array, item: Any) -> None:
+        def hold(value: jax.Array) -> None:
             turned = given.line.transpose((1, 0))
             narrow = value.astype(problem.dtype)
             turned[...] = plgpu.layout_cast(narrow, plgpu.Layout.WGMMA_TRANSPOSED)
             plgpu.commit_smem()
+
+        def send(item: Any) -> None:
             target = given.out.at[given.items[item, TOKEN], :, channels]
             plgpu.copy_smem_to_gmem(given.line, target)
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def load(part: Any) -> tuple[Any, Any]:
             return given.weights.at[part], given.parts.at[part, channels]
 
-        _join(given, worker, shape, 1, load, store)
-        nothing = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), TILE)
+        _join(given, worker, shape, 1, 4, load, lambda value, item: (hold(value), send(item)))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        hold(_zeros(shape))
 
         @pl.loop(0, (items - worker + workers - 1) // workers)
         def _padding(step: Any) -> None:
             item = worker + step * workers
-            pl.when(given.items[item, BLOCKS] == 0)(lambda: store(nothing, item))
+            pl.when(given.items[item, BLOCKS] == 0)(lambda: send(item))
+
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     plgpu.kernel(
         latent_combine,
@@ -105,33 +108,37 @@ def combine_tiles(
         worker, side = lax.axis_index("worker"), lax.axis_index("side")
         channels = pl.ds(lax.axis_index("column") * _CHANNELS, _CHANNELS)
 
-        def put(value: jax.Array, token: Any, count: Any) -> None:
+        def hold(value: jax.Array) -> None:
             given.line[...] = value.astype(problem.dtype)
             plgpu.commit_smem()
+
+        def send(token: Any, ahead: Any) -> None:
             first = pl.multiple_of(token * problem.heads + side * ROWS, 8)
-
-            @pl.loop(0, count)
-            def _token(index: Any) -> None:
-                ahead = pl.multiple_of(index * per_token, 8)
-                plgpu.copy_smem_to_gmem(
-                    given.line.at[pl.ds(ahead, per_token)],
-                    given.out.at[pl.ds(first + ahead, per_token), channels],
-                )
-
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            plgpu.copy_smem_to_gmem(
+                given.line.at[pl.ds(ahead, per_token)],
+                given.out.at[pl.ds(first, per_token), channels],
+            )
 
         def load(part: Any) -> tuple[Any, Any]:
             return given.weights.at[side, part], given.parts.at[side, part, :, channels]
 
         def store(value: jax.Array, item: Any) -> None:
-            put(value, given.items[item, TOKEN], given.counts[item])
+            hold(value)
 
-        _join(given, worker, shape, 0, load, store)
-        nothing = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), TILE)
+            @pl.loop(0, given.counts[item])
+            def _token(index: Any) -> None:
+                ahead = pl.multiple_of(index * per_token, 8)
+                send(given.items[item, TOKEN] + index, ahead)
+
+        _join(given, worker, shape, 0, 2, load, store)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        hold(_zeros(shape))
 
         @pl.loop(0, (given.paddings[0] - worker + workers - 1) // workers)
         def _padding(step: Any) -> None:
-            put(nothing, given.padding[worker + step * workers], 1)
+            send(given.padding[worker + step * workers], 0)
+
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     plgpu.kernel(
         latent_combine,
@@ -143,17 +150,23 @@ def combine_tiles(
     )(*named.values())
 
 
+def _zeros(shape: tuple[int, int]) -> jax.Array:
+    return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), TILE)
+
+
 def _join(
     refs: Any,
     worker: Any,
     shape: tuple[int, int],
     axis: int,
+    at_once: int,
     load: Callable[[Any], tuple[Any, Any]],
     store: Callable[[jax.Array, Any], None],
 ) -> None:
     """If a row that began earlier ended in this worker's run: store(its result, its item).
 
     load(part): the weights and the values, of this shape, of one part; the weights lie along axis.
+    at_once: parts in flight at a time, for each load takes most of a microsecond.
     """
     along = TILE.reduce(1 - axis)
     item, block = refs.work[worker, ITEM], refs.work[worker, BLOCK0]
@@ -166,8 +179,8 @@ def _join(
     def some(index: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         out, top, total = state
         loaded = []
-        for lane in range(_AT_ONCE):
-            one = index * _AT_ONCE + lane
+        for lane in range(at_once):
+            one = index * at_once + lane
             part = jnp.where(one == 0, 2 * began + 1, 2 * jnp.minimum(began + one, worker))
             weights, values = load(part)
             weight = plgpu.load(weights, layout=along, optimized=False)
@@ -188,8 +201,7 @@ def _join(
         def per_weight(value: float) -> jax.Array:
             return plgpu.layout_cast(jnp.full((shape[axis],), value, jnp.float32), along)
 
-        empty = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), TILE)
-        steps = (worker - began + _AT_ONCE) // _AT_ONCE
-        start = (empty, per_weight(MASKED), per_weight(0.0))
+        steps = (worker - began + at_once) // at_once
+        start = (_zeros(shape), per_weight(MASKED), per_weight(0.0))
         out, _, total = lax.fori_loop(0, steps, some, start)
         store(out / across(total), item)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.latent_attention.gpu_combine import combine_heads
 from pallas_kernels.latent_attention.gpu_problem import LATENT, NEVER, PART, WIDTH, Problem
+from pallas_kernels.latent_attention.gpu_runs import even_runs
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.ragged_attention.gpu_schedule import (
     BLOCK,
@@ -29,7 +30,6 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
     TOKEN,
     Queries,
     Segment,
-    schedule,
     walk,
 )
 from pallas_kernels.ragged_attention.gpu_softmax import (
@@ -84,7 +84,7 @@ def decode(
 ) -> Float[Array, "tokens heads latent"]:
     """Attention of single query tokens over their pages; one item for every token of q."""
     tokens, heads, _ = q.shape
-    schedules = schedule(queries, 1, None, plan.workers)
+    schedules = even_runs(queries, plan.workers)
     out = jax.new_ref(lax.empty((tokens, heads, LATENT), q.dtype))
     parts = jax.new_ref(lax.empty((2 * plan.workers, LATENT, heads), q.dtype))
     weights = jax.new_ref(lax.empty((2 * plan.workers, heads), jnp.float32))

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.latent_attention.gpu_combine import combine_tiles
 from pallas_kernels.latent_attention.gpu_problem import LATENT, NEVER, PART, WIDTH, Problem
+from pallas_kernels.latent_attention.gpu_runs import even_runs
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import RaggedRows
 from pallas_kernels.ragged_attention.gpu_schedule import (
@@ -30,7 +31,6 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
     TOKEN,
     Queries,
     Segment,
-    schedule,
     walk,
 )
 from pallas_kernels.ragged_attention.gpu_softmax import (
@@ -55,14 +55,10 @@ _PIECES = (((0, 0, 192), (1, 0, 64)), ((2, 0, 128), (1, 64, 128)))
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """workers: blocks of threads for each 64 heads of a token; slots: parts of blocks in flight.
-
-    ahead: blocks before it is loaded, a block is fetched into the second-level cache.
-    """
+    """workers: blocks of threads for each 64 heads of a token; slots: parts of blocks in flight."""
 
     workers: int
     slots: int = 2 * _PARTS
-    ahead: int = 4
 
 
 def tile_plan(heads: int, sms: int) -> TilePlan:
@@ -109,7 +105,7 @@ def attend_tiles(
     tokens, heads, _ = q.shape
     per_tile, sides = max(ROWS // heads, 1), max(heads // ROWS, 1)
     queries, counts = make_tiles(rows, tokens, per_tile)
-    schedules = schedule(queries, 1, None, plan.workers)
+    schedules = even_runs(queries, plan.workers)
     out = jax.new_ref(lax.empty((tokens * heads, LATENT), q.dtype))
     parts = jax.new_ref(lax.empty((sides, 2 * plan.workers, ROWS, LATENT), q.dtype))
     weights = jax.new_ref(lax.empty((sides, 2 * plan.workers, ROWS), jnp.float32))
@@ -137,7 +133,7 @@ def attend_tiles(
             attend = partial(_attend, problem, plan, given, worker, side, index)
             pl.when(warpgroup == index)(attend)
         pl.when(warpgroup == 2)(lambda: _score(problem, plan, given, worker, side))
-        pl.when(warpgroup == 3)(lambda: _stream(problem, plan, given, worker, side))
+        pl.when(warpgroup == 3)(lambda: _stream(problem, plan, given, worker))
 
     plgpu.kernel(
         latent_tiles,
@@ -173,7 +169,7 @@ def _slots(plan: TilePlan, segment: Segment, i: Any) -> list[Any]:
     return [lax.rem(first + part, jnp.int32(plan.slots)) for part in range(_PARTS)]
 
 
-def _stream(problem: Problem, plan: TilePlan, refs: Any, worker: Any, side: Any) -> None:
+def _stream(problem: Problem, plan: TilePlan, refs: Any, worker: Any) -> None:
     """The loading warpgroup: the parts of every block of the run, in order, as slots come free."""
     plgpu.set_max_registers(24, action="decrease")
     per_page = problem.page_size // BLOCK
@@ -181,27 +177,22 @@ def _stream(problem: Problem, plan: TilePlan, refs: Any, worker: Any, side: Any)
     def load(segment: Segment) -> None:
         row = refs.items[segment.item, ROW]
 
-        def parts(i: Any) -> list[Any]:
+        @pl.loop(0, segment.count)
+        def _block(i: Any) -> None:
             block = segment.block + i
             page = refs.table[row, block // per_page]
             tokens = pl.ds(pl.multiple_of(block % per_page * BLOCK, BLOCK), BLOCK)
-            return [refs.latents.at[page, tokens, pl.ds(n * PART, PART)] for n in range(_PARTS)]
-
-        @pl.loop(0, segment.count)
-        def _block(i: Any) -> None:
-            @pl.when((i + plan.ahead < segment.count) & (side == 0) & (plan.ahead > 0))
-            def _fetch() -> None:
-                for source in parts(i + plan.ahead):
-                    plgpu.async_prefetch(source)
-
-            slots = _slots(plan, segment, i)
-            for part, (slot, source) in enumerate(zip(slots, parts(i), strict=True)):
+            for part, slot in enumerate(_slots(plan, segment, i)):
 
                 @pl.when(_PARTS * (segment.done + i) + part >= plan.slots)
                 def _reuse(slot: Any = slot) -> None:
                     plgpu.barrier_wait(refs.free.at[slot])
 
-                plgpu.copy_gmem_to_smem(source, refs.ring.at[slot], refs.full.at[slot])
+                plgpu.copy_gmem_to_smem(
+                    refs.latents.at[page, tokens, pl.ds(part * PART, PART)],
+                    refs.ring.at[slot],
+                    refs.full.at[slot],
+                )
 
     walk(refs.items, refs.work, worker, 1, load)
     uses = _PARTS * refs.work[worker, COUNT]
@@ -265,10 +256,13 @@ def _score(problem: Problem, plan: TilePlan, refs: Any, worker: Any, side: Any) 
                 at = plgpu.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 1, layout=TILE)
                 row = plgpu.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 0, layout=TILE)
                 limit = to_first - (segment.block + i) * BLOCK
-                value = jnp.where(at < row // per_token + limit, value, MASKED)
-            new = jnp.maximum(top, value.max(axis=1) * factor)
+                # Scaled before it is masked: of a row that sees nothing here, the difference of
+                # the masked value and the top must be 0, and no rounding of a huge product.
+                value = jnp.where(at < row // per_token + limit, value * factor, MASKED)
+            scale = 1.0 if masked else factor
+            new = jnp.maximum(top, value.max(axis=1) * scale)
             fade = jnp.exp2(top - new)
-            shares = jnp.exp2(value * factor - spread(new, BLOCK))
+            shares = jnp.exp2(value * scale - spread(new, BLOCK))
             give((segment.done == 0) & (i == 0), fade, shares)
             return new, total * fade + shares.sum(axis=1)
 

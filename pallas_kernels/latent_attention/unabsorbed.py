@@ -21,7 +21,7 @@ from pallas_kernels.pages import KVPages, RaggedRows
 
 _HEAD_DIMS = (192, 256)  # of ragged attention, that a plain and a rotated key may come to
 _LEAST = 160  # query tokens of a row that is expanded
-_AT_ONCE = 4096  # latents that are expanded in one product
+_ROOM = 8192  # latents that can be expanded in a step of fewer tokens
 _NO_OPTIONS = {"window": None, "soft_cap": None, "sinks": None, "alibi": None}
 
 
@@ -72,11 +72,6 @@ def attend_unabsorbed(
     room = _room(q.shape[0], pages, rows)
     expands = _expands(rows, pages.page_size, room)
     live = rows.live_lengths() > 0
-    plain = q.shape[2] - (pages.width - up.shape[2])
-    value = up.shape[1] - plain
-
-    def nothing() -> Array:
-        return jnp.zeros((*q.shape[:2], value), q.dtype)
 
     def absorbed() -> Array:
         return _absorbed(q, pages, _only(rows, ~expands), up, scale=scale)
@@ -84,16 +79,21 @@ def attend_unabsorbed(
     def expanded() -> Array:
         return _expanded(q, pages, _only(rows, expands), up, scale=scale, room=room)
 
-    # Each gives zeros for the other's tokens.
-    out = lax.cond((live & expands).any(), expanded, nothing)
-    return out + lax.cond((live & ~expands).any(), absorbed, nothing), pages
+    def both() -> Array:
+        return absorbed() + expanded()  # each gives zeros for the other's tokens
+
+    # One switch: the host waits for the device to know each.
+    kinds = jnp.where((live & ~expands).any(), 1, 0) + jnp.where((live & expands).any(), 2, 0)
+    out = lax.switch(jnp.maximum(kinds - 1, 0), (absorbed, expanded, both))
+    return out, pages
 
 
 def _room(tokens: int, pages: LatentPages, rows: RaggedRows) -> int:
-    """Latents that can be expanded in one step: whole prompts of twice the step's tokens."""
+    """Latents that can be expanded in one step, all of them whether there is use for them or not:
+    whole prompts of the step's tokens.
+    """
     table = rows.block_table.shape[0] * rows.block_table.shape[1] * pages.page_size
-    most = min(max(2 * tokens, 4 * _AT_ONCE), table)
-    return -(-most // _AT_ONCE) * _AT_ONCE
+    return min(-(-max(tokens, _ROOM) // pages.page_size) * pages.page_size, table)
 
 
 def _expands(rows: RaggedRows, page_size: int, room: int) -> Bool[Array, " rows"]:
@@ -155,34 +155,22 @@ def _expanded(
     row = (place[:, None] >= ends).sum(axis=1, dtype=jnp.int32)
     row = jnp.minimum(row, blocks.shape[0] - 1)
     source = rows.block_table.at[row, place - (ends - blocks)[row]].get(mode="clip")
-    each = _AT_ONCE // page
-
-    def fill(index: Array, made: KVPages) -> KVPages:
-        ids = lax.dynamic_slice_in_dim(source, index * each, each)
-        latents = pages.latents.at[ids].get(mode="clip")
-        both = _product("psl,hol->phso", latents[..., :latent], up)
-        rotated = jnp.broadcast_to(
-            latents[:, None, :, latent:], (*both.shape[:3], pages.width - latent)
-        )
-        # Values as wide as keys: ragged attention knows one width.
-        keys = jnp.concatenate([both[..., :plain], rotated], axis=-1)
-        values = jnp.pad(both[..., plain:], ((0, 0),) * 3 + ((0, key - value),))
-
-        def put(target: Array, chunk: Array) -> Array:
-            return lax.dynamic_update_slice_in_dim(target, chunk, index * each, axis=0)
-
-        return KVPages(keys=put(made.keys, keys), values=put(made.values, values))
-
-    shape = (room // page, q.shape[1], page, key)
-    empty = KVPages(*(lax.empty(shape, q.dtype) for _ in range(2)))
-    made = lax.fori_loop(0, (ends[-1] * page + _AT_ONCE - 1) // _AT_ONCE, fill, empty)
+    latents = pages.latents.at[source].get(mode="clip")
+    made = _product("psl,hol->phso", latents[..., :latent], up)
+    rotated = latents[:, None, :, latent:]
+    rotated = jnp.broadcast_to(rotated, (*made.shape[:3], pages.width - latent))
+    # Values as wide as keys: ragged attention knows one width.
+    there = KVPages(
+        keys=jnp.concatenate([made[..., :plain], rotated], axis=-1),
+        values=jnp.pad(made[..., plain:], ((0, 0),) * 3 + ((0, key - value),)),
+    )
     table = (ends - blocks)[:, None] + jnp.arange(rows.block_table.shape[1], dtype=jnp.int32)
-    there = RaggedRows(
+    found = RaggedRows(
         starts=rows.starts,
         query_lengths=rows.query_lengths,
         kv_lengths=rows.kv_lengths,
         block_table=table,
         num_rows=rows.num_rows,
     )
-    out = _kernels("ragged_attention").attend(q, made, there, scale=scale, **_NO_OPTIONS)
+    out = _kernels("ragged_attention").attend(q, there, found, scale=scale, **_NO_OPTIONS)
     return out[..., :value]

@@ -9,9 +9,18 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import dispatch
 from pallas_kernels.latent_attention import gpu, latent_attention
 from pallas_kernels.latent_attention.gpu_decode import DecodePlan
+from pallas_kernels.latent_attention.gpu_runs import even_runs
 from pallas_kernels.latent_attention.gpu_tiles import TilePlan, make_tiles
 from pallas_kernels.latent_pages import abstract_latent_pages
 from pallas_kernels.pages import RaggedRows
+from pallas_kernels.ragged_attention.gpu_schedule import (
+    BLOCK0,
+    BLOCKS,
+    COUNT,
+    ITEM,
+    SEGMENTS,
+    Queries,
+)
 from tests.kernels.latent_attention.conformance import Case, make, oracle
 
 WIDTHS = {"latent": 512, "width": 576}
@@ -115,3 +124,26 @@ def test_tiles_hold_every_query_token_once() -> None:
             wanted[token] = (row, position + 1)
             token += 1
     assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("seen", "cuts"),
+    [([4096] * 128, False), ([1024] * 256, False), ([5000, 0, 0], True), ([64, 900, 3] * 90, True)],
+    ids=["a row each", "two rows each", "one long row", "uneven"],
+)
+def test_runs_cover_every_block_once_and_cut_rows_only_where_it_helps(
+    seen: list[int], cuts: bool
+) -> None:
+    row = jnp.arange(len(seen), dtype=jnp.int32)
+    items, work = map(np.asarray, even_runs(Queries(row, row, jnp.asarray(seen, jnp.int32)), 132))
+    blocks = items[:, BLOCKS]
+    covered = []
+    for item, block, left, segments in work[:, [ITEM, BLOCK0, COUNT, SEGMENTS]]:
+        for each in range(item, item + segments):
+            count = min(blocks[each] - block, left)
+            covered += [(each, block + i) for i in range(count)]
+            block, left = 0, left - count
+        assert left == 0
+    assert covered == [(item, i) for item, count in enumerate(blocks) for i in range(count)]
+    assert work[:, COUNT].max() <= 1.07 * blocks.sum() / 132 + 1
+    assert work[:, BLOCK0].any() == cuts
