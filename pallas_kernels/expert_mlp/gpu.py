@@ -120,15 +120,22 @@ def run(
             listed=in_list,
             interpret=interpret,
         )
-    place, mine = tiles.place, tiles.mine
-    if plan.gather:  # or XLA finds each place anew for every element of the sum
-        place, mine, shares = jax.lax.optimization_barrier((place, mine, shares))
-    # Elsewhere `out` holds anything, so that it is left out rather than multiplied by zero.
-    weighted = shares[:, :, None] * out[place].astype(jnp.float32)
-    summed = jnp.where(mine[:, :, None], weighted, 0).sum(axis=1)
+    summed = _sum(out, shares, tiles)
     if apart is not None:
         summed = summed + apart.astype(jnp.float32)
     return summed.astype(x.dtype)
+
+
+def _sum(
+    out: Float[Array, "places model"], shares: Float[Array, "tokens choices"], tiles: Tiles
+) -> Float[Array, "tokens model"]:
+    """Each token's share of each of its places, in float32."""
+    place, mine = tiles.place, tiles.mine
+    if tiles.token is not None:  # or XLA finds each place anew for every element of the sum
+        place, mine, shares = jax.lax.optimization_barrier((place, mine, shares))
+    # Elsewhere `out` holds anything, so that it is left out rather than multiplied by zero.
+    weighted = shares[:, :, None] * out[place].astype(jnp.float32)
+    return jnp.where(mine[:, :, None], weighted, 0).sum(axis=1)
 
 
 def _with_shared(

@@ -79,6 +79,7 @@ def run(
         grid=(tokens // rows,),
         grid_names=("block",),
         interpret=interpret,
+        compiler_params=plgpu.CompilerParams(approx_math=True),
         kernel_name="experts_choice",
     )(*named)
     return found, shares
@@ -99,9 +100,15 @@ def _choose(
     def full(value: float) -> jax.Array:
         return plgpu.layout_cast(jnp.full(narrow, value, jnp.float32), _TILE)
 
+    # The best softmax is that of the best logit, so only the chosen ones need one.
+    direct = problem.softmax and bias is None
+    scores = logits
     if problem.softmax:
-        scores = jnp.exp(logits - spread(logits.max(axis=1), wide))
-        scores = scores / spread(scores.sum(axis=1), wide)
+        top = logits.max(axis=1)
+        powers = jnp.exp(logits - spread(top, wide))
+        total = powers.sum(axis=1)
+        if not direct:
+            scores = powers * spread(1 / total, wide)
     else:
         scores = 1 / (1 + jnp.exp(-logits))
     wanted = scores if bias is None else scores + lax.broadcast_in_dim(bias, wide, [1])
@@ -110,7 +117,7 @@ def _choose(
         best = wanted.max(axis=1)
         first = jnp.where(wanted == spread(best, wide), column(wide), float(_MOST)).min(axis=1)
         taken = column(wide) == spread(first, wide)
-        share = best
+        share = jnp.exp(best - top) / total if direct else best
         if bias is not None:
             share = jnp.where(taken, scores, jnp.zeros_like(scores)).sum(axis=1)
         wanted = jnp.where(taken, jnp.full_like(wanted, _TAKEN), wanted)

@@ -7,7 +7,7 @@ are one kernel: a tile's second product begins when counters say that all of its
 its weights are on their way by then.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -52,17 +52,21 @@ def slots(columns: int, depth: int, shared_memory: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """The static facts of one product: gate None means a plain one (down)."""
+    """The static facts of one product: gate None means a plain one (down).
 
+    listed: as of few_rows; then `tiles` is the number of tiles, else it is read from memory.
+    """
+
+    shared: bool
+    listed: int | None
+    tiles: int
+    dtype: Any
     gate: Gate | None
     bias: bool
-    shared: bool
     gathered: bool
     waits: bool
-    listed: int | None
     inputs: int
     outputs: int
-    dtype: Any
 
     @property
     def halves(self) -> int:
@@ -103,30 +107,24 @@ def few_rows(
     good as any; the rest are the shared expert's parts. None: the list holds all tiles.
     """
     _, model, ffn = down.shape
-    common = {"shared": shared is not None, "listed": listed, "dtype": rows.dtype}
+    most = tiles.expert.shape[0]
+    if listed is not None:
+        most = listed + (0 if shared is None else shared.down.shape[1] // ffn)
+    facts = (shared is not None, listed, most, rows.dtype)
     # Where the last product's steps are of another shape, the kernels cannot share the ring.
     together = plan.together and model % (2 * BLOCK) == 0
     first = _Product(
+        *facts,
         gate=gate,
         bias=bias is not None,
         gathered=tiles.token is not None,
         waits=False,
         inputs=model,
         outputs=ffn,
-        **common,
     )
-    second = _Product(
-        gate=None,
-        bias=False,
-        gathered=True,
-        waits=together,
-        inputs=ffn,
-        outputs=model,
-        **common,
+    second = replace(
+        first, gate=None, bias=False, gathered=True, waits=together, inputs=ffn, outputs=model
     )
-    most = tiles.expert.shape[0]
-    if listed is not None:
-        most = listed + (0 if shared is None else shared.down.shape[1] // ffn)
     places = most * plan.columns
     hidden = {"hidden": jax.ShapeDtypeStruct((places, ffn), rows.dtype)}
     out = {"out": jax.ShapeDtypeStruct((places, model), rows.dtype)}
@@ -152,7 +150,6 @@ def _call(
 ) -> dict[str, jax.Array]:
     """One kernel that makes `made` of `given`."""
     given = given | {"experts": tiles.expert, "ends": tiles.ends}
-    most = next(iter(made.values())).shape[0] // plan.columns
     halves, dtype = products[0].halves, products[0].dtype
     scratch = {
         "weights": _swizzled((plan.slots, halves, BLOCK, plan.depth), dtype),
@@ -165,7 +162,7 @@ def _call(
     def body(*refs: Any) -> None:
         known = dict(zip((*given, *made, *scratch), refs, strict=True))
         if len(products) > 1:
-            known["ready"] = pl.get_global(plgpu.SemaphoreType.REGULAR((most,)))
+            known["ready"] = pl.get_global(plgpu.SemaphoreType.REGULAR((products[0].tiles,)))
         views = [_view(product, known) for product in products]
         sm, warpgroup = lax.axis_index("sm"), lax.axis_index("warpgroup")
         pl.when(warpgroup == 0)(lambda: _multiply(products, plan, views, sm))
@@ -208,7 +205,9 @@ def _each_item(
     before: steps done of other products. Returns the steps done after all items.
     """
     steps, blocks = product.inputs // plan.depth, jnp.int32(product.blocks)
-    items = refs.ends[refs.ends.shape[0] - 1] * blocks
+    fixed = product.listed is not None  # which spares the kernel's first wait for memory
+    tiles = jnp.int32(product.tiles) if fixed else refs.ends[refs.ends.shape[0] - 1]
+    items = tiles * blocks
     turns = lax.div(items - sm + (plan.sms - 1), jnp.int32(plan.sms))
 
     @pl.loop(0, turns)
