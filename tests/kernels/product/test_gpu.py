@@ -62,7 +62,7 @@ def test_a_shared_sum_lowers_for_cuda() -> None:
     x, weight = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((128, 4096), (1, 4096, 4096)))
     bfloat16 = jnp.dtype(jnp.bfloat16)
     problem = ProductProblem(128, 1, 4096, 4096, bfloat16, bfloat16, bfloat16, None)
-    run = jax.jit(lambda *a: gpu.run(*a, problem, weight_is_input=True, plan=plan))
+    run = jax.jit(lambda x, w: gpu.run(x, w, problem, weight_is_input=True, plan=plan))
     assert "mosaic_gpu" in run.trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
 
 
