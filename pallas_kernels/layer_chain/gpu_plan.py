@@ -1,0 +1,96 @@
+"""What the chain's kernel is to do, as static facts: its stages, and how shared memory is spent.
+
+Every matrix [out, in] is looked at as [8 * out, in / 8], the same bytes: eight rows of the weight
+fill the 64 rows of a matrix unit's tile, each row in eight parts. The tokens [rows, in] are looked
+at as [8 * rows, in / 8] likewise. A product of the two holds in its blocks' diagonals the parts'
+sums; so even one token fills the eight columns that the matrix unit computes at least, and any
+multiple of 16 rows of the weight is a unit of work.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+PARTS = 8  # of a row: the least number of columns of the matrix unit
+TILE = 64  # rows of the matrix unit
+PASS = 16  # rows of the weight that are multiplied at a time, in two tiles
+UNIT = 16  # columns of the output that are finished at a time
+SHARED_MEMORY = 227 * 1024
+SMALL = 10 * 1024  # shared memory for sums and barriers
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One product. gated: gate and up, the result is activation(gate) * up.
+
+    inner, outer: columns of its input and output. norm: its input is normalised first.
+    addend: what is added to the result: "residual" (per row), "bias" (per column) or nothing.
+    """
+
+    source: str
+    weight: str
+    result: str
+    inner: int
+    outer: int
+    gated: bool = False
+    norm: str | None = None
+    addend: str | None = None
+    bias: bool = False
+
+    @property
+    def passes(self) -> int:
+        """Passes over the input for one unit of output."""
+        return 2 if self.gated else 1
+
+    @property
+    def units(self) -> int:
+        """Units of the whole output."""
+        return self.outer // UNIT
+
+    @property
+    def width(self) -> int:
+        """Columns of the folded input."""
+        return self.inner // PARTS
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """blocks of threads; columns of one step; slots of weights and chunks of tokens held.
+
+    chunks: at least two, as one is loaded while the other is multiplied.
+    """
+
+    blocks: int
+    columns: int
+    slots: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The stages of one launch and what all of them share."""
+
+    rows: int
+    stages: tuple[Stage, ...]
+    dtype: Any
+    eps: float
+    activation: str
+    interpret: Any = None
+
+
+def make_plan(
+    rows: int,
+    stages: tuple[Stage, ...],
+    blocks: int,
+    columns: int | None = None,
+    slots: int | None = None,
+) -> Plan:
+    """Shared memory for the tokens that a stage needs, and all else for weights in flight."""
+    widths = [stage.width for stage in stages]
+    if columns is None:
+        columns = next(each for each in (128, 64) if all(width % each == 0 for width in widths))
+    chunk, slot = PARTS * rows * columns * 2, 2 * TILE * columns * 2
+    normed = max(stage.width // columns for stage in stages if stage.norm)  # these must be whole
+    chunks = max(2, normed)
+    if slots is None:
+        slots = (SHARED_MEMORY - SMALL - chunks * chunk) // slot
+    return Plan(blocks=blocks, columns=columns, slots=slots, chunks=chunks)
