@@ -17,7 +17,12 @@ from pallas_kernels.pages import KVPages, RaggedRows
 from pallas_kernels.qkv_attention import HeadNorms, has_kernel, qkv_attention
 from pallas_kernels.ragged_attention import ragged_attention
 
-_KERNEL_NORMS = (RMSNorm, WideRMSNorm, OffsetRMSNorm)
+
+def _is_per_head(norm: RMSNorm | LayerNorm) -> bool:
+    """Whether it is an RMS norm of one head, with weights that all heads share."""
+    if not isinstance(norm, RMSNorm) or type(norm) not in (RMSNorm, WideRMSNorm, OffsetRMSNorm):
+        return False
+    return norm.weight[...].ndim == 1
 
 
 class Attention(nnx.Module):
@@ -122,8 +127,7 @@ class Attention(nnx.Module):
         if rotary is not None and rotary.query_scale is not None:
             return False
         norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
-        known = [type(n) in _KERNEL_NORMS and n.weight[...].ndim == 1 for n in norms]
-        return len(norms) != 1 and all(known)
+        return len(norms) != 1 and all(map(_is_per_head, norms))
 
     def _norms(self) -> HeadNorms | None:
         q_norm, k_norm = self.q_norm, self.k_norm
