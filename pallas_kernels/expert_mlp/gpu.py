@@ -19,7 +19,7 @@ from pallas_kernels.expert_mlp.gpu_tiles import (
 from pallas_kernels.expert_mlp.shared import SharedExpert, visit
 
 _SHARED_MEMORY = 227 * 1024
-_SMS = 132  # of an H100 or H200; fewer work too, in more than one wave
+_SMS = 132  # of an H100 or H200
 _FEW_TOKENS = 64
 """Up to here each expert's tile holds all tokens: that costs less than to gather its own."""
 
@@ -42,13 +42,21 @@ class ExpertsPlan:
 
 def plan_for(problem: ExpertsProblem) -> ExpertsPlan:
     """Tiles about as high as the experts' shares of the tokens are likely to be."""
+    sms = _multiprocessors()
     if problem.tokens <= _FEW_TOKENS:
-        return ExpertsPlan(columns=-(-problem.tokens // 8) * 8, gather=False)
+        return ExpertsPlan(columns=-(-problem.tokens // 8) * 8, gather=False, sms=sms)
     average = problem.tokens * problem.top_k / problem.experts
     for columns in (8, 16, 32, 64):
         if average <= 0.8 * columns:
-            return ExpertsPlan(columns=columns, gather=True)
-    return ExpertsPlan(columns=gpu_wide.ROWS, gather=True)
+            return ExpertsPlan(columns=columns, gather=True, sms=sms)
+    return ExpertsPlan(columns=gpu_wide.ROWS, gather=True, sms=sms)
+
+
+def _multiprocessors() -> int:
+    """Blocks of threads that run at the same time, which wait for each other's results."""
+    if jax.default_backend() != "gpu":
+        return _SMS
+    return min(_SMS, jax.local_devices()[0].core_count)
 
 
 def unsupported(problem: ExpertsProblem) -> str | None:
