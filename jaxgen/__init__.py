@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxgen.config import EngineConfig as EngineConfig, KVMemory as KVMemory
+    from jaxgen.deployments import (
+        Client as Client,
+        DeploymentNotFound as DeploymentNotFound,
+        client as client,
+        serve as serve,
+    )
     from jaxgen.engine.build import build_hf_engine as build_hf_engine
     from jaxgen.engine.engine import InferenceEngine as InferenceEngine
     from jaxgen.engine.outputs import (
@@ -40,7 +46,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "jaxgen.llm",
+    "Client": "jaxgen.deployments",
     "CompletionOutput": "jaxgen.engine.outputs",
+    "DeploymentNotFound": "jaxgen.deployments",
     "EngineConfig": "jaxgen.config",
     "FinishReason": "jaxgen.engine.outputs",
     "GenerateParams": "jaxgen.pipelines",
@@ -58,8 +66,10 @@ _HOMES = {
     "StaticBatchEngine": "jaxgen.static_batch",
     "TokenLogprob": "jaxgen.engine.outputs",
     "build_hf_engine": "jaxgen.engine.build",
+    "client": "jaxgen.deployments",
     "init_inference": "jaxgen.static_batch",
     "pipeline": "jaxgen.pipelines",
+    "serve": "jaxgen.deployments",
 }
 
 __all__ = [*_HOMES]

@@ -91,7 +91,7 @@ class Pipeline:
         if self._llm is None:
             raise RuntimeError("this pipeline was destroyed; make a new one")
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        asked = _params(params)
+        asked = read_params(params)
         tokenizer = self._llm.need_tokenizer()
         ids = [tokenizer.encode(text) for text in texts]
         outputs = self._llm.generate(ids, [asked.sampling(len(prompt)) for prompt in ids])
@@ -129,7 +129,8 @@ def pipeline(
     return Pipeline(llm)
 
 
-def _params(given: Mapping[str, Any]) -> GenerateParams:
+def read_params(given: Mapping[str, Any]) -> GenerateParams:
+    """The parameters that a user named; InvalidParameter for a name that there is not."""
     known = GenerateParams.__dataclass_fields__
     for name in given:
         if name not in known:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache, partial
 from importlib.metadata import version
@@ -29,6 +29,8 @@ from jaxgen.serving.protocol.service import (
     DetokenizeRequest,
     GenerateAnswer,
     GenerateRequest,
+    MIIAnswer,
+    MIIRequest,
     ModelCard,
     ModelList,
     Success,
@@ -38,6 +40,7 @@ from jaxgen.serving.protocol.service import (
 from jaxgen.serving.routes import native, service, tokens
 from jaxgen.serving.routes.chat import chat_completions
 from jaxgen.serving.routes.completions import completions
+from jaxgen.serving.routes.mii import mii
 from jaxgen.serving.routes.responses import responses
 from jaxgen.serving.settings import ServerSettings
 
@@ -64,7 +67,7 @@ def create_app(
     app = Starlette(
         routes=[endpoint.route for endpoint in endpoints],
         middleware=_middleware(serving, open_paths),
-        exception_handlers={HTTPException: _routing_error},  # type: ignore[dict-item]
+        exception_handlers={HTTPException: _routing_error},
         lifespan=_lifespan(serving, prepare),
     )
     app.state.serving = serving
@@ -110,6 +113,11 @@ def all_endpoints() -> Sequence[Endpoint]:
             answer=GenerateAnswer,
             streams=True,
         ),
+        post(
+            *("/mii/{deployment:path}", mii, "DeepSpeed-MII's request", MIIRequest),
+            answer=MIIAnswer,
+            streams=True,
+        ),
         post("/abort_request", native.abort_request, "End", AbortRequest, answer=Success),
         get(
             *("/flush_cache", native.flush_cache, "Forget cached prefixes"),
@@ -143,8 +151,9 @@ def _middleware(serving: Serving, open_paths: Sequence[str]) -> list[Middleware]
     return [cors, guard]
 
 
-async def _routing_error(request: Request, error: HTTPException) -> Response:
+async def _routing_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, in the same form as every other error."""
+    assert isinstance(error, HTTPException)
     message = error.detail
     if error.status_code == 404:
         message = f"there is no route {request.method} {request.url.path}"
@@ -158,7 +167,7 @@ def _lifespan(
     serving: Serving, prepare: Callable[[], None] | None
 ) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         starting = asyncio.create_task(_start(serving, prepare))
         try:
             yield

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -95,6 +95,26 @@ class DetokenizeAnswer(Answer):
 
     prompt: str | list[str]
     text: str | list[str]
+
+
+class MIIRequest(Body):
+    """DeepSpeed-MII's request; beside these fields its generation parameters, checked by name."""
+
+    prompts: str | list[str] = Field(min_length=1)
+    stream: bool = False
+
+
+class MIIResponse(Answer):
+    """One prompt's answer."""
+
+    generated_text: str
+    prompt_length: int
+    generated_length: int
+    finish_reason: str
+
+
+class MIIAnswer(RootModel[list[MIIResponse]]):
+    """An answer for each prompt, in order."""
 
 
 class GenerateRequest(Body):

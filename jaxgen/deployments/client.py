@@ -1,0 +1,166 @@
+"""A deployment's client: prompts go over HTTP to the replica that has least to do."""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import httpx
+
+from jaxgen.deployments.processes import stop
+from jaxgen.deployments.records import Deployment, Replica, forget, read_record
+from jaxgen.pipelines import Response, read_params
+from jaxgen_checkpoints.errors import RefusedInput
+
+_MOST_AT_ONCE = 256
+
+
+class Client:
+    """Calls a deployment as if it were a pipeline. Safe to use from several threads."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.name = deployment.name
+        self._replicas = deployment.replicas
+        self._busy: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._http = httpx.Client(timeout=None)
+
+    def __call__(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        streaming_fn: Callable[[list[Response]], object] | None = None,
+        **params: Any,  # noqa: ANN401 (GenerateParams, checked by name)
+    ) -> list[Response] | None:
+        """As `generate`."""
+        return self.generate(prompts, streaming_fn=streaming_fn, **params)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        streaming_fn: Callable[[list[Response]], object] | None = None,
+        **params: Any,  # noqa: ANN401 (GenerateParams, checked by name)
+    ) -> list[Response] | None:
+        """One Response a prompt, in order; each prompt goes to the replica with the fewest.
+
+        streaming_fn: called with one Response for each new piece of text, for one prompt; nothing
+        is returned then. RefusedInput for what the server refuses, ConnectionError if it is gone.
+        """
+        read_params(params)  # wrong names are refused here, before anything is sent
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if streaming_fn is not None:
+            if len(texts) != 1:
+                raise RefusedInput(f"one prompt can be streamed, {len(texts)} were given")
+            self._stream(texts[0], streaming_fn, params)
+            return None
+        if not texts:
+            return []
+        with ThreadPoolExecutor(max_workers=min(len(texts), _MOST_AT_ONCE)) as pool:
+            return list(pool.map(lambda text: self._ask(text, params), texts))
+
+    def terminate_server(self) -> None:
+        """Stops every replica of this deployment, which must be on this machine, and waits."""
+        for replica in self._replicas:
+            if _serves(replica, self.name):  # otherwise its number may be another process' by now
+                stop(replica.pid)
+        forget(self.name)
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the connections; the deployment runs on."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        """The client itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def _ask(self, text: str, params: Mapping[str, Any]) -> Response:
+        replica = self._take()
+        try:
+            answer = self._http.post(self._route(replica), json={"prompts": text, **params})
+            _check(answer.status_code, answer.text)
+            (found,) = answer.json()
+            return Response(**found)
+        except httpx.TransportError as error:
+            raise self._gone(replica, error) from error
+        finally:
+            self._give_back(replica)
+
+    def _stream(
+        self,
+        text: str,
+        streaming_fn: Callable[[list[Response]], object],
+        params: Mapping[str, Any],
+    ) -> None:
+        replica = self._take()
+        body = {"prompts": text, "stream": True, **params}
+        try:
+            with self._http.stream("POST", self._route(replica), json=body) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    _check(answer.status_code, answer.read().decode())
+                for line in answer.iter_lines():
+                    data = line.removeprefix("data: ")
+                    if data and data != "[DONE]":
+                        streaming_fn([_piece(json.loads(data))])
+        except httpx.TransportError as error:
+            raise self._gone(replica, error) from error
+        finally:
+            self._give_back(replica)
+
+    def _route(self, replica: Replica) -> str:
+        return f"{replica.url}/mii/{self.name}"
+
+    def _take(self) -> Replica:
+        """The replica that has the fewest of this client's prompts, one more now."""
+        with self._lock:
+            replica = min(self._replicas, key=lambda each: self._busy[each.url])
+            self._busy[replica.url] += 1
+            return replica
+
+    def _give_back(self, replica: Replica) -> None:
+        with self._lock:
+            self._busy[replica.url] -= 1
+
+    def _gone(self, replica: Replica, error: Exception) -> ConnectionError:
+        return ConnectionError(
+            f"deployment {self.name!r} does not answer at {replica.url}: {error}; "
+            "jaxgen.serve starts it anew"
+        )
+
+
+def client(name: str) -> Client:
+    """The client of a deployment on this machine; DeploymentNotFound if there is none."""
+    return Client(read_record(name))
+
+
+def _piece(value: Mapping[str, Any]) -> Response:
+    if "error" in value:
+        raise ConnectionError(value["error"]["message"])
+    return Response(**value)
+
+
+def _check(status: int, body: str) -> None:
+    if status == httpx.codes.OK:
+        return
+    try:
+        message = json.loads(body)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = body[:500]
+    if status < httpx.codes.INTERNAL_SERVER_ERROR:
+        raise RefusedInput(message)
+    raise ConnectionError(f"status {status}: {message}")
+
+
+def _serves(replica: Replica, name: str) -> bool:
+    try:
+        answer = httpx.get(f"{replica.url}/v1/models", timeout=10)
+        return answer.status_code == httpx.codes.OK and name in answer.text
+    except httpx.TransportError:
+        return False

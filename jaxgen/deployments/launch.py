@@ -1,0 +1,155 @@
+"""`jaxgen.serve`: starts `jaxgen serve` in processes of their own, which outlive this one.
+
+Everything that a replica does is the command's business; here options are put into its words, each
+replica gets its own devices and port, and a record says where they are.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from jaxgen.commands.parser import build_parser
+from jaxgen.deployments.client import Client
+from jaxgen.deployments.processes import alive, start, stop
+from jaxgen.deployments.records import Deployment, Replica, folder, log_file, write_record
+from jaxgen_checkpoints.errors import RefusedInput
+
+DEFAULT_PORT = 51080
+"""MII's port of its HTTP gateway."""
+
+_MII_NAMES = {
+    "max_length": "max_model_len",
+    "restful_api_port": "port",
+    "restful_api_host": "host",
+}
+_GRPC = ("port_number", "zmq_port_number", "torch_dist_port", "hostfile", "restful_processes")
+
+
+def serve(
+    model: str | Path,
+    deployment_name: str | None = None,
+    *,
+    tensor_parallel: int = 1,
+    replica_num: int = 1,
+    start_seconds: float = 1800.0,
+    **options: Any,  # noqa: ANN401 (those of `jaxgen serve`, checked by name)
+) -> Client:
+    """Serves a model until `terminate_server`, and gives its client; this process may end.
+
+    deployment_name: default "<model>-mii-deployment". replica_num: server processes, on ports from
+    `port` on (default 51080; 0 takes free ones) and, with accelerators, each on tensor_parallel
+    devices of its own. options: of `jaxgen serve`, with underscores, or by MII's names. Returns
+    when all replicas are ready. RefusedInput, with the server's own words, if one does not start.
+    """
+    name = deployment_name or f"{Path(model).name}-mii-deployment"
+    given = _renamed(options)
+    first_port = int(given.pop("port", DEFAULT_PORT))
+    host = given.pop("host", "127.0.0.1")
+    folder().mkdir(parents=True, exist_ok=True)
+    commands = []
+    for index in range(replica_num):
+        port = first_port + index if first_port else _free_port()
+        arguments = [
+            *("serve", str(model), "--served-model-name", name),
+            *("--host", host, "--port", str(port)),
+            *("--tensor-parallel-size", str(tensor_parallel)),
+            *_flags(given),
+        ]
+        _check(arguments)
+        commands.append((port, arguments))
+    with ExitStack() as started:
+        replicas = []
+        for index, (port, arguments) in enumerate(commands):
+            environment = _environment(index, tensor_parallel, replica_num)
+            pid = start(arguments, environment, log_file(name, index))
+            started.callback(stop, pid)
+            reached = "127.0.0.1" if host == "0.0.0.0" else host
+            replicas.append(Replica(f"http://{reached}:{port}", pid))
+        for index, replica in enumerate(replicas):
+            _wait_until_ready(replica, log_file(name, index), start_seconds)
+        deployment = Deployment(name, str(model), tuple(replicas))
+        write_record(deployment)
+        started.pop_all()
+    return Client(deployment)
+
+
+def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    for name in _GRPC:
+        if name in options:
+            raise RefusedInput(
+                f"{name} concerns MII's gRPC servers, of which there are none here: the client "
+                "speaks HTTP; leave it out"
+            )
+    if options.get("enable_restful_api", True) is not True:
+        raise RefusedInput("enable_restful_api cannot be false: the client speaks HTTP")
+    return {
+        _MII_NAMES.get(name, name): value
+        for name, value in options.items()
+        if name != "enable_restful_api" and value is not None
+    }
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    words = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is False:
+            words.append("--no-" + name.replace("_", "-"))
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            words += [flag, *map(str, value)]
+        else:
+            words += [flag, str(value)]
+    return words
+
+
+def _check(arguments: list[str]) -> None:
+    """RefusedInput for options that the command does not know, before a process is started."""
+    parser = build_parser()
+    known, unknown = parser.parse_known_args(arguments)
+    del known
+    if unknown:
+        raise RefusedInput(f"jaxgen serve has no option {unknown[0]}; see jaxgen serve --help")
+
+
+def _environment(index: int, devices: int, replicas: int) -> dict[str, str]:
+    """Where there are several replicas, each sees its own accelerators only."""
+    environment = dict(os.environ)
+    if replicas > 1:
+        mine = ",".join(str(index * devices + i) for i in range(devices))
+        for variable in ("CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"):
+            environment.setdefault(variable, mine)
+    return environment
+
+
+def _wait_until_ready(replica: Replica, log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not alive(replica.pid):
+            raise RefusedInput(f"the server ended before it was ready: {_last_words(log)}")
+        try:
+            if httpx.get(f"{replica.url}/ready", timeout=5).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass  # it has not bound its port yet
+        time.sleep(0.1)
+    raise RefusedInput(f"the server was not ready after {seconds:.0f} s; its log is {log}")
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    errors = [line for line in lines if line.startswith("error:")]
+    return (errors or lines or ["it wrote nothing"])[-1]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
