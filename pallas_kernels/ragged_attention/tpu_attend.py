@@ -100,7 +100,7 @@ def attend_items(
     interpret: Any,
 ) -> Float[Array, "items kv_heads queries head"]:
     """Attention of every live item; the others' outputs are not written."""
-    count, kv_heads, queries, head = q.shape
+    _, kv_heads, queries, _ = q.shape
     problem = _Problem(
         scale=scale,
         window=window,
@@ -124,35 +124,11 @@ def attend_items(
     offset = jnp.repeat(jnp.arange(plan.block, dtype=jnp.int32), group)[:, None]
     last = jnp.maximum(items.live - 1, 0)
 
-    def item(i: Any, *scalars: Any) -> tuple[Any, int, int, int]:
-        return (jnp.minimum(i, scalars[-1][0]), 0, 0, 0)
-
     sink_logits, slopes = per_query(sinks), per_query(alibi)
-    whole = lambda *_: (0, 0, 0)
-    buffer = pltpu.VMEM((2, kv_heads, problem.block, head), pages.keys.dtype)
     return pl.pallas_call(
         functools.partial(_kernel, problem),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=6,
-            grid=(count,),
-            in_specs=[
-                pl.BlockSpec((1, kv_heads, queries, head), item),
-                pl.BlockSpec(memory_space=pl.ANY),
-                pl.BlockSpec(memory_space=pl.ANY),
-                pl.BlockSpec((queries, 1), lambda *_: (0, 0)),
-                pl.BlockSpec(sink_logits.shape, whole),
-                pl.BlockSpec(slopes.shape, whole),
-            ],
-            out_specs=pl.BlockSpec((1, kv_heads, queries, head), item),
-            scratch_shapes=[
-                buffer,
-                buffer,
-                pltpu.SemaphoreType.DMA((2, 2)),
-                pltpu.SMEM((1,), jnp.int32),
-                pltpu.VMEM((kv_heads, queries, 1), jnp.float32),
-                pltpu.VMEM((kv_heads, queries, 1), jnp.float32),
-                pltpu.VMEM((kv_heads, queries, head), jnp.float32),
-            ],
+        grid_spec=_grid(
+            problem, q.shape, sink_logits.shape, slopes.shape, page_dtype=pages.keys.dtype
         ),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         compiler_params=pltpu.CompilerParams(
@@ -173,6 +149,47 @@ def attend_items(
         offset,
         sink_logits,
         slopes,
+    )
+
+
+def _grid(
+    problem: _Problem,
+    shape: tuple[int, ...],
+    sinks: tuple[int, ...],
+    slopes: tuple[int, ...],
+    *,
+    page_dtype: Any,
+) -> pltpu.PrefetchScalarGridSpec:
+    """One program an item; queries and outputs come and go by themselves, pages by hand."""
+    count, kv_heads, queries, head = shape
+
+    def item(i: Any, *scalars: Any) -> tuple[Any, int, int, int]:
+        last_live = scalars[-1]  # items past it name it again: nothing more is fetched
+        return (jnp.minimum(i, last_live[0]), 0, 0, 0)
+
+    whole = lambda *_: (0, 0, 0)
+    buffer = pltpu.VMEM((2, kv_heads, problem.block, head), page_dtype)
+    return pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=6,
+        grid=(count,),
+        in_specs=[
+            pl.BlockSpec((1, kv_heads, queries, head), item),
+            pl.BlockSpec(memory_space=pl.ANY),
+            pl.BlockSpec(memory_space=pl.ANY),
+            pl.BlockSpec((queries, 1), lambda *_: (0, 0)),
+            pl.BlockSpec(sinks, whole),
+            pl.BlockSpec(slopes, whole),
+        ],
+        out_specs=pl.BlockSpec((1, kv_heads, queries, head), item),
+        scratch_shapes=[
+            buffer,
+            buffer,
+            pltpu.SemaphoreType.DMA((2, 2)),
+            pltpu.SMEM((1,), jnp.int32),
+            pltpu.VMEM((kv_heads, queries, 1), jnp.float32),
+            pltpu.VMEM((kv_heads, queries, 1), jnp.float32),
+            pltpu.VMEM((kv_heads, queries, head), jnp.float32),
+        ],
     )
 
 
