@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from jaxgen_models.cache import LayerPages
 from jaxgen_models.config import DecoderConfig
 from jaxgen_models.layers.block import Block
+from jaxgen_models.layers.chain import Call, Link, can_chain, link, run_chain
 from jaxgen_models.layers.embedding import Embedding, unembed
 from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.norm import RMSNorm
@@ -42,6 +43,16 @@ class DecoderBlock(Block):
         attended, pages = self.attention(self.attention_norm(x), rotary, pages, rows)
         x = x + attended
         return x + self.feed_forward(self.mlp_norm(x), rows), pages
+
+    def link(self) -> Link | None:
+        """Its parts, where it computes just what is said here, for layers that are chained."""
+        kind = type(self)
+        if (
+            kind.__call__ is not DecoderBlock.__call__
+            or kind.feed_forward is not Block.feed_forward
+        ):
+            return None
+        return link(self.attention, self.attention_norm, self.mlp_norm, self.mlp)
 
 
 class Decoder(nnx.Module):
@@ -97,17 +108,28 @@ class Decoder(nnx.Module):
             for rope in dict.fromkeys(self.ropes)
         }
         x = self.embed_tokens(token_ids, places)
-        seen = [x]
-        written = []
-        for layer, rope, group, layer_pages in zip(
-            self.layers, self.ropes, self.cache_groups, pages, strict=True
-        ):
-            x, layer_pages = layer(x, rotaries[rope], layer_pages, rows[group])
-            written.append(layer_pages)
-            seen.append(x)
+        calls = [
+            (rotaries[rope], layer_pages, rows[group])
+            for rope, group, layer_pages in zip(self.ropes, self.cache_groups, pages, strict=True)
+        ]
+        seen, written = self._layers(x, calls)
         if watch is not None:
-            watch.extend(seen)
-        return self.norm(x), written
+            watch.extend([x, *seen])
+        return self.norm(seen[-1]), written
+
+    def _layers(
+        self, x: Float[Array, "tokens model"], calls: Sequence[Call]
+    ) -> tuple[list[Float[Array, "tokens model"]], list[LayerPages]]:
+        """What each layer gives: in one chain, where there is a kernel for it, or one by one."""
+        links = [layer.link() if isinstance(layer, DecoderBlock) else None for layer in self.layers]
+        if can_chain(links, x):
+            return run_chain(links, x, calls)
+        seen, written = [], []
+        for layer, call in zip(self.layers, calls, strict=True):
+            x, layer_pages = layer(x, *call)
+            seen.append(x)
+            written.append(layer_pages)
+        return seen, written
 
     def rotation(
         self, rope: RopeConfig, positions: Int[Array, " tokens"], anchors: Int[Array, " tokens"]
