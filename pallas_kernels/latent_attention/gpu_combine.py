@@ -86,9 +86,6 @@ def combine_tiles(
     """Finish `out` (a Ref [tokens * heads, latent]) from parts [sides, parts, rows, latent] and
     their log2 weights [sides, parts, rows]; counts [tiles]: the tokens of each.
     """
-    tokens = valid.shape[0]
-    place = jnp.where(valid, tokens, jnp.cumsum(~valid) - 1)
-    padding = jnp.zeros(tokens, jnp.int32).at[place].set(jnp.arange(tokens), mode="drop")
     named = {
         "out": out,
         "items": schedule.items,
@@ -96,49 +93,13 @@ def combine_tiles(
         "counts": counts,
         "parts": parts,
         "weights": weights,
-        "padding": padding,
-        "paddings": (tokens - valid.sum(dtype=jnp.int32))[None],
+        **_padding_of(valid),
     }
     workers, sides = schedule.work.shape[0], max(problem.heads // ROWS, 1)
-    per_token = min(problem.heads, ROWS)
-    shape = (ROWS, _CHANNELS)
 
     def latent_combine(*refs: Any) -> None:
         given = SimpleNamespace(**dict(zip(named, refs, strict=False)), line=refs[-1])
-        worker, side = lax.axis_index("worker"), lax.axis_index("side")
-        channels = pl.ds(lax.axis_index("column") * _CHANNELS, _CHANNELS)
-
-        def hold(value: jax.Array) -> None:
-            given.line[...] = value.astype(problem.dtype)
-            plgpu.commit_smem()
-
-        def send(token: Any, ahead: Any) -> None:
-            first = pl.multiple_of(token * problem.heads + side * ROWS, 8)
-            plgpu.copy_smem_to_gmem(
-                given.line.at[pl.ds(ahead, per_token)],
-                given.out.at[pl.ds(first, per_token), channels],
-            )
-
-        def load(part: Any) -> tuple[Any, Any]:
-            return given.weights.at[side, part], given.parts.at[side, part, :, channels]
-
-        def store(value: jax.Array, item: Any) -> None:
-            hold(value)
-
-            @pl.loop(0, given.counts[item])
-            def _token(index: Any) -> None:
-                ahead = pl.multiple_of(index * per_token, 8)
-                send(given.items[item, TOKEN] + index, ahead)
-
-        _join(given, worker, shape, 0, 2, load, store)
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        hold(_zeros(shape))
-
-        @pl.loop(0, (given.paddings[0] - worker + workers - 1) // workers)
-        def _padding(step: Any) -> None:
-            send(given.padding[worker + step * workers], 0)
-
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        _combine_tile(problem, given, workers)
 
     plgpu.kernel(
         latent_combine,
@@ -148,6 +109,53 @@ def combine_tiles(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=problem.interpret,
     )(*named.values())
+
+
+def _combine_tile(problem: Problem, given: Any, workers: int) -> None:
+    """One block of threads of combine_tiles: some channels of the tile that one worker ended."""
+    per_token, shape = min(problem.heads, ROWS), (ROWS, _CHANNELS)
+    worker, side = lax.axis_index("worker"), lax.axis_index("side")
+    channels = pl.ds(lax.axis_index("column") * _CHANNELS, _CHANNELS)
+
+    def hold(value: jax.Array) -> None:
+        given.line[...] = value.astype(problem.dtype)
+        plgpu.commit_smem()
+
+    def send(token: Any, ahead: Any) -> None:
+        first = pl.multiple_of(token * problem.heads + side * ROWS, 8)
+        plgpu.copy_smem_to_gmem(
+            given.line.at[pl.ds(ahead, per_token)],
+            given.out.at[pl.ds(first, per_token), channels],
+        )
+
+    def load(part: Any) -> tuple[Any, Any]:
+        return given.weights.at[side, part], given.parts.at[side, part, :, channels]
+
+    def store(value: jax.Array, item: Any) -> None:
+        hold(value)
+
+        @pl.loop(0, given.counts[item])
+        def _token(index: Any) -> None:
+            ahead = pl.multiple_of(index * per_token, 8)
+            send(given.items[item, TOKEN] + index, ahead)
+
+    _join(given, worker, shape, 0, 2, load, store)
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    hold(_zeros(shape))
+
+    @pl.loop(0, (given.paddings[0] - worker + workers - 1) // workers)
+    def _padding(step: Any) -> None:
+        send(given.padding[worker + step * workers], 0)
+
+    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+
+def _padding_of(valid: Bool[Array, " tokens"]) -> dict[str, Array]:
+    """The padding tokens, in the first places of `padding`, and their number."""
+    tokens = valid.shape[0]
+    place = jnp.where(valid, tokens, jnp.cumsum(~valid) - 1)
+    padding = jnp.zeros(tokens, jnp.int32).at[place].set(jnp.arange(tokens), mode="drop")
+    return {"padding": padding, "paddings": (tokens - valid.sum(dtype=jnp.int32))[None]}
 
 
 def _zeros(shape: tuple[int, int]) -> jax.Array:

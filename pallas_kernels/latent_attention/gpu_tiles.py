@@ -121,6 +121,12 @@ def attend_tiles(
         "weights": weights,
     }
 
+    _launch(problem, plan, named, sides)
+    combine_tiles(problem, out, schedules, counts, parts, weights, rows.token_places(tokens).valid)
+    return jax.freeze(out).reshape(tokens, heads, LATENT)
+
+
+def _launch(problem: Problem, plan: TilePlan, named: dict[str, Any], sides: int) -> None:
     def latent_tiles(*refs: Any) -> None:
         given = dict(zip(named, refs, strict=False))
         scratch = ("lines", "shares", "fades", "ring")
@@ -159,8 +165,6 @@ def attend_tiles(
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
         interpret=problem.interpret,
     )(*named.values())
-    combine_tiles(problem, out, schedules, counts, parts, weights, rows.token_places(tokens).valid)
-    return jax.freeze(out).reshape(tokens, heads, LATENT)
 
 
 def _slots(plan: TilePlan, segment: Segment, i: Any) -> list[Any]:
@@ -219,16 +223,6 @@ def _score(problem: Problem, plan: TilePlan, refs: Any, worker: Any, side: Any) 
     """
     plgpu.set_max_registers(104, action="decrease")
     queries = refs.lines[0]
-    per_token = min(problem.heads, ROWS)
-    factor = problem.scale * LOG2E
-
-    def give(first: Any, fade: jax.Array, shares: jax.Array | None) -> None:
-        pl.when(~first)(lambda: plgpu.barrier_wait(refs.taken))
-        refs.fades.at[0][...] = fade
-        if shares is not None:
-            refs.shares[...] = shares.astype(problem.dtype)
-        plgpu.commit_smem()
-        plgpu.barrier_arrive(refs.given)
 
     def compute(segment: Segment) -> None:
         item = segment.item
@@ -238,39 +232,12 @@ def _score(problem: Problem, plan: TilePlan, refs: Any, worker: Any, side: Any) 
         plgpu.barrier_wait(refs.ready)
         to_first = refs.items[item, SEEN] - refs.counts[item] + 1  # tokens the tile's first sees
 
-        def block(masked: bool, i: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
-            top, total = state
-            slots = _slots(plan, segment, i)
-
-            def product(accumulator: Any) -> jax.Array:
-                for part, slot in enumerate(slots):
-                    plgpu.barrier_wait(refs.full.at[slot])
-                    channels = queries.at[i >> NEVER, :, pl.ds(part * PART, PART)]
-                    plgpu.wgmma(accumulator, channels, refs.ring.at[slot].transpose((1, 0)))
-                return accumulator[...]
-
-            value = pl.run_scoped(product, plgpu.ACC((ROWS, BLOCK), jnp.float32))
-            for slot in slots:
-                plgpu.barrier_arrive(refs.free.at[slot])
-            if masked:
-                at = plgpu.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 1, layout=TILE)
-                row = plgpu.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 0, layout=TILE)
-                limit = to_first - (segment.block + i) * BLOCK
-                # Scaled before it is masked: of a row that sees nothing here, the difference of
-                # the masked value and the top must be 0, and no rounding of a huge product.
-                value = jnp.where(at < row // per_token + limit, value * factor, MASKED)
-            scale = 1.0 if masked else factor
-            new = jnp.maximum(top, value.max(axis=1) * scale)
-            fade = jnp.exp2(top - new)
-            shares = jnp.exp2(value * scale - spread(new, BLOCK))
-            give((segment.done == 0) & (i == 0), fade, shares)
-            return new, total * fade + shares.sum(axis=1)
-
+        block = partial(_score_block, problem, plan, refs, segment, to_first)
         clear = jnp.clip(to_first // BLOCK - segment.block, 0, segment.count)
         state = (row_vector(MASKED), row_vector(0.0))
         state = lax.fori_loop(0, clear, partial(block, False), state)
         top, total = lax.fori_loop(clear, segment.count, partial(block, True), state)
-        give(jnp.bool_(False), 1.0 / total, None)
+        _give(refs, jnp.bool_(False), 1.0 / total, None)
 
         @pl.when(~_is_whole(refs, segment))
         def _weight() -> None:
@@ -286,6 +253,59 @@ def _score(problem: Problem, plan: TilePlan, refs: Any, worker: Any, side: Any) 
     def _last() -> None:
         plgpu.barrier_wait(refs.taken)
         plgpu.barrier_wait(refs.stored)
+
+
+def _score_block(
+    problem: Problem,
+    plan: TilePlan,
+    refs: Any,
+    segment: Segment,
+    to_first: Any,
+    masked: bool,
+    i: Any,
+    state: tuple[Any, Any],
+) -> tuple[Any, Any]:
+    """Score a segment's block i and give its shares; state: each row's top and sum so far.
+
+    to_first: tokens that the tile's first query token sees; each next one sees one more.
+    """
+    queries, factor = refs.lines[0], problem.scale * LOG2E
+    top, total = state
+    slots = _slots(plan, segment, i)
+
+    def product(accumulator: Any) -> jax.Array:
+        for part, slot in enumerate(slots):
+            plgpu.barrier_wait(refs.full.at[slot])
+            channels = queries.at[i >> NEVER, :, pl.ds(part * PART, PART)]
+            plgpu.wgmma(accumulator, channels, refs.ring.at[slot].transpose((1, 0)))
+        return accumulator[...]
+
+    value = pl.run_scoped(product, plgpu.ACC((ROWS, BLOCK), jnp.float32))
+    for slot in slots:
+        plgpu.barrier_arrive(refs.free.at[slot])
+    if masked:
+        at = plgpu.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 1, layout=TILE)
+        row = plgpu.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 0, layout=TILE)
+        limit = to_first - (segment.block + i) * BLOCK
+        # Scaled before it is masked: of a row that sees nothing here, the difference of
+        # the masked value and the top must be 0, and no rounding of a huge product.
+        value = jnp.where(at < row // min(problem.heads, ROWS) + limit, value * factor, MASKED)
+    scale = 1.0 if masked else factor
+    new = jnp.maximum(top, value.max(axis=1) * scale)
+    fade = jnp.exp2(top - new)
+    shares = jnp.exp2(value * scale - spread(new, BLOCK))
+    _give(refs, (segment.done == 0) & (i == 0), fade, shares)
+    return new, total * fade + shares.sum(axis=1)
+
+
+def _give(refs: Any, first: Any, fade: jax.Array, shares: jax.Array | None) -> None:
+    """Hand over to the attending warpgroups, once they have taken what was given before."""
+    pl.when(~first)(lambda: plgpu.barrier_wait(refs.taken))
+    refs.fades.at[0][...] = fade
+    if shares is not None:
+        refs.shares[...] = shares.astype(refs.shares.dtype)
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(refs.given)
 
 
 def _attend(

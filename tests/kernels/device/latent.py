@@ -145,7 +145,7 @@ def check(name: str, case: Case, run: Any) -> str:
 def kernel_times(run: Any, arguments: tuple[Any, ...], calls: int = 6) -> dict[str, float]:
     """Microseconds a call of each kernel, by the profiler."""
     q, new, pages, rows, up = arguments
-    _, pages = jax.block_until_ready(run(q, new, pages, rows, up))
+    out, pages = jax.block_until_ready(run(q, new, pages, rows, up))
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(calls):
