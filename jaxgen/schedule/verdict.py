@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from jaxgen.schedule.limits import Capacity, Limits
-from jaxgen.schedule.request import Request
+if TYPE_CHECKING:  # they bring numpy, which the command line's help can do without
+    from jaxgen.schedule.limits import Capacity, Limits
+    from jaxgen.schedule.request import Request
 
 
 class SchedulingResult(Enum):
@@ -60,7 +62,7 @@ class SchedulingError(RuntimeError):
 
 
 def can_schedule(
-    capacity: Capacity, uids: Sequence[int], lengths: Sequence[int], limits: Limits
+    capacity: "Capacity", uids: Sequence[int], lengths: Sequence[int], limits: "Limits"
 ) -> SchedulingResult:
     """Whether one step can add lengths[i] tokens to each sequence uids[i]; new uids are begun.
 
@@ -89,7 +91,7 @@ def can_schedule(
     return SchedulingResult.Success
 
 
-def can_ever_run(request: Request, limits: Limits, capacity: Capacity) -> SchedulingResult:
+def can_ever_run(request: "Request", limits: "Limits", capacity: "Capacity") -> SchedulingResult:
     """Whether the engine could serve the request to its last token if it had nothing else to do.
 
     Its length is prompt plus max_tokens; the last token is never computed. A model without chunking
