@@ -38,14 +38,13 @@ def schedule(
     window: int | None,
     workers: int,
     *,
-    least: int | None = None,
+    least: int = 1,
     whole: int = 0,
 ) -> Schedule:
     """Cut the blocks of all (query, KV head) into even runs, one a worker.
 
-    least: if given, all runs but the last are of one length, at least so many blocks: cuts then
-    fall on the ends of rows more often. whole: nothing is cut where every row has at most so many
-    blocks and there is a worker for each (query, KV head).
+    least: blocks of a run, where there are fewer than `workers` runs. whole: nothing is cut where
+    every row has at most so many blocks and there is a worker for each (query, KV head).
 
     work columns: the item, KV head and block where the run begins, its number of blocks, the number
     of (item, head) segments it touches, the workers in which its first segment began and ends, and
@@ -62,11 +61,8 @@ def schedule(
     ends = jnp.cumsum(blocks) * kv_heads
     total = ends[-1]
     # No worker between two others is idle.
-    busy = jnp.clip(total, 1, workers)
+    busy = jnp.clip((total + least - 1) // least, 1, workers)
     cut = jnp.minimum(jnp.arange(workers + 1, dtype=jnp.int32), busy) * total // busy
-    run = jnp.maximum((total + workers - 1) // workers, least or 1)
-    if least is not None:
-        cut = jnp.minimum(jnp.arange(workers + 1, dtype=jnp.int32) * run, total)
     segments, is_whole = blocks.shape[0] * kv_heads, jnp.zeros((), bool)
     if segments <= workers:
         is_whole = blocks.max() <= whole
@@ -83,8 +79,8 @@ def schedule(
         return item, within // size, within % size, size
 
     def holder(block: Int[Array, " workers"]) -> Int[Array, " workers"]:
-        cuts = ((block + 1) * busy - 1) // jnp.maximum(total, 1) if least is None else block // run
-        return jnp.where(is_whole, jnp.arange(workers, dtype=jnp.int32), cuts)
+        even = ((block + 1) * busy - 1) // jnp.maximum(total, 1)
+        return jnp.where(is_whole, jnp.arange(workers, dtype=jnp.int32), even)
 
     start, count = cut[:-1], cut[1:] - cut[:-1]
     last = jnp.maximum(cut[1:] - 1, 0)
