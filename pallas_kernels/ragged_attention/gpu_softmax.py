@@ -14,7 +14,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 ROWS = 64  # rows of one warpgroup's matrix tile
-MASKED = -1e30
+# A power of two: its product with any factor is exact, so that a fused multiply-add of a row which
+# sees nothing yet cancels to zero, not to a rounding error of 1e22 (whose power is infinite).
+MASKED = -(2.0**100)
 LOG2E = math.log2(math.e)
 TILE = plgpu.Layout.WGMMA
 PER_ROW = plgpu.Layout.WGMMA.reduce(1)
