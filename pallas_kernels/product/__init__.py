@@ -1,6 +1,6 @@
 """Products of a step's tokens with a weight stored [out, in], and the gated pair of them."""
 
-import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from pallas_kernels.dispatch import Operation
@@ -23,7 +23,7 @@ def product(
     x: Float[Array, "tokens in"],
     weight: Float[Array, "out in"],
     *,
-    out_dtype: jnp.dtype | type | None = None,
+    out_dtype: DTypeLike | None = None,
     weight_is_input: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "tokens out"]:

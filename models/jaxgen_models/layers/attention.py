@@ -94,14 +94,14 @@ class Attention(nnx.Module):
         rows: RaggedRows,
     ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
         """From the product to what attention gives: in one kernel where there is one."""
-        options = {
+        options: dict[str, Any] = {
             "window": self.window,
             "soft_cap": self.soft_cap,
             "sinks": None if self.sinks is None else self.sinks[...],
             "alibi": None if self.alibi is None else self._alibi(self.alibi, pages, rows),
         }
         if self._turns_plainly(rotary):
-            turning = {
+            turning: dict[str, Any] = {
                 "rotation": None if rotary is None else rotary.rotation(),
                 "norms": self._norms(),
             }
