@@ -32,7 +32,7 @@ test-notebooks: venv ## run every notebook from its first cell to its last
 	.venv/bin/python -m pytest -q tests/notebooks
 
 # What never meets JAX is not run twice, nor what varies options over one set of layers.
-HOST_ONLY := architecture notebooks cli text ragged schedule serving deployments bench topologies checkpoints/readers families/test_options.py
+HOST_ONLY := architecture notebooks cli text ragged schedule serving deployments bench topologies checkpoints/readers families
 test-oldest: .venv-oldest/.installed ## the fast tests on the oldest JAX that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest $(FAST) $(HOST_ONLY:%=--ignore=tests/%)
 
