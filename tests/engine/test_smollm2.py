@@ -58,7 +58,7 @@ def test_all_continuations(llm, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("shards", [2, 4, 8])
 def test_all_continuations_on_a_mesh(smollm2_gguf, expected, shards):
     """Nine query heads over three KV heads: neither number divides by the mesh."""
     outputs = load(smollm2_gguf, shards).generate([prompt["ids"] for prompt in expected], GREEDY)
