@@ -16,10 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.stages import Compiled, Lowered, Wrapped
 
 from jaxgen import sampling
+from jaxgen.engine.lowering import step_arguments
 from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, abstract_pages
 from jaxgen.engine.step import hidden_step, logits_step, sampling_step, scoring_step
-from jaxgen.ragged.batch import packed_size
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import (
     COMPILED_APART,
@@ -218,16 +218,14 @@ class StepRunner:
 
     def _trace(self, key: StepKey) -> tuple[Wrapped, Lowered]:
         kind, bucket = key
-        size = packed_size(bucket, len(self._num_blocks))
-        packed = jax.ShapeDtypeStruct((size,), np.int32, sharding=self._replicated)
-        shapes: list[Any] = [self.model.leaves, self._abstract_pages()]
-        if kind in {*Demand, SCORED}:
-            shapes.append(
-                sampling.abstract_state(
-                    self._num_slots, self.model.config.vocab_size, self._replicated
-                )
-            )
-        shapes.append(packed)
+        shapes = step_arguments(
+            self.model,
+            bucket,
+            num_blocks=self._num_blocks,
+            block_size=self._block_size,
+            num_slots=self._num_slots,
+            samples=kind in {*Demand, SCORED},
+        )
         if kind == SCORED:
             shapes.append(
                 jax.ShapeDtypeStruct((bucket.tokens,), np.int32, sharding=self._replicated)

@@ -40,7 +40,7 @@ def estimate(model: Model, program: Program, chip: Chip, *, rows: int, context: 
     cost = step_cost(model, tokens=tokens, rows=rows, context=context)
     memory = cost.bytes_read / chip.ceilings.bandwidth
     matrix = cost.flops / chip.ceilings.matrix_rate
-    collective = _collective_seconds(program, chip, model.mesh.size)
+    collective = _collective_seconds(program, chip)
     step = max(memory, matrix) + collective
     parts = {"memory": memory, "matrix": matrix, "collectives": collective}
     return Estimate(
@@ -59,9 +59,7 @@ def estimate(model: Model, program: Program, chip: Chip, *, rows: int, context: 
     )
 
 
-def _collective_seconds(program: Program, chip: Chip, devices: int) -> float:
+def _collective_seconds(program: Program, chip: Chip) -> float:
     """An all-reduce moves its bytes out of a device twice, the others once."""
-    if devices == 1:
-        return 0.0
     moved = sum(c.bytes * (2 if c.kind == "all-reduce" else 1) for c in program.collectives)
     return moved / chip.link + sum(c.count for c in program.collectives) * chip.hop

@@ -68,15 +68,17 @@ def compile_programs(
                 num_blocks=num_blocks,
                 block_size=block_size,
                 num_slots=num_slots,
-            )[1],
+            ),
         )
         for name, bucket in buckets
     ]
+    # XLA may leave a sum over a group of one in the program; it moves nothing.
+    alone = model.tensor_shards * model.mesh.shape["expert"] == 1
     with ThreadPoolExecutor() as pool:
-        return tuple(pool.map(lambda entry: _compile(*entry), lowered))
+        return tuple(pool.map(lambda entry: _compile(*entry, alone=alone), lowered))
 
 
-def _compile(name: str, bucket: Bucket, lowered: jax.stages.Lowered) -> Program:
+def _compile(name: str, bucket: Bucket, lowered: jax.stages.Lowered, *, alone: bool) -> Program:
     start = time.perf_counter()
     compiled = lowered.compile()
     seconds = time.perf_counter() - start
@@ -89,7 +91,7 @@ def _compile(name: str, bucket: Bucket, lowered: jax.stages.Lowered) -> Program:
         temporary_bytes=int(memory.temp_size_in_bytes),
         code_bytes=int(memory.generated_code_size_in_bytes),
         aliased=memory.alias_size_in_bytes > 0,
-        collectives=read_collectives(hlo),
+        collectives=() if alone else read_collectives(hlo),
         compile_seconds=seconds,
     )
 
