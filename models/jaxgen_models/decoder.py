@@ -4,9 +4,11 @@ Modules are built from a tree of loaded weights (or of shapes), in tree mode: no
 no state that a call changes. `nnx.split` happens once; the step merges inside its trace.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -21,6 +23,23 @@ from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary, rotary
 from jaxgen_models.rope_config import RopeConfig
 from pallas_kernels.pages import RaggedRows, TokenPlaces
+
+
+type State = Any
+"""nnx.State of a layer; beartype refuses the key type in nnx's own hint."""
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(
+    graph: nnx.GraphDef,
+    state: State,
+    x: Float[Array, "tokens model"],
+    rotary: Rotary | None,
+    pages: LayerPages,
+    rows: RaggedRows,
+) -> tuple[Float[Array, "tokens model"], LayerPages]:
+    """One layer. Layers that are alike are traced once, and lowered once; XLA inlines them all."""
+    return nnx.merge(graph, state)(x, rotary, pages, rows)
 
 
 class DecoderBlock(Block):
@@ -126,7 +145,7 @@ class Decoder(nnx.Module):
             return run_chain(links, x, calls)
         seen, written = [], []
         for layer, call in zip(self.layers, calls, strict=True):
-            x, layer_pages = layer(x, *call)
+            x, layer_pages = _run(*nnx.split(layer), x, *call)
             seen.append(x)
             written.append(layer_pages)
         return seen, written

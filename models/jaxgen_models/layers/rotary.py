@@ -5,8 +5,9 @@ Angles are computed in the step from positions, in float32: no table bounds the 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -15,13 +16,14 @@ from jaxgen_models.rope_config import RopeConfig
 from pallas_kernels.rope_write import Rotation
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class Rotary:
     """cos and sin of a step's tokens, float32, and which channels turn together."""
 
     cos: Float[Array, "tokens half"]
     sin: Float[Array, "tokens half"]
-    interleaved: bool = False
+    interleaved: bool = field(default=False, metadata={"static": True})
     query_scale: Float[Array, " tokens"] | None = None
 
     def rotation(self) -> Rotation:
