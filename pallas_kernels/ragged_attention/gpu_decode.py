@@ -106,8 +106,8 @@ def _scratch(problem: Problem, pairs: int, slots: int) -> dict[str, Any]:
         "queries": tile,
         "spare": tile,
         "ring": swizzled(BLOCK, problem.head_dim, problem.dtype, (pairs * slots,)),
-        "logs": plgpu.SMEM((2 * pairs, ROWS), jnp.float32),
-        "fetched": plgpu.Barrier(num_arrivals=3, num_barriers=2 * pairs),
+        "logs": plgpu.SMEM((slots // 2, pairs, ROWS), jnp.float32),
+        "fetched": plgpu.Barrier(num_arrivals=3, num_barriers=pairs * (slots // 2)),
     }
 
 

