@@ -1,8 +1,8 @@
 """One product on Hopper: persistent blocks of threads, each with its own rows of the weight.
 
 Tokens are the rows of the matrix unit, rows of the weight its columns: a tile may then be any
-multiple of 8 rows, so that every SM gets the same share of the weight. Blocks of threads in a
-cluster read the tokens once together; where tiles are too few, they share the sum too.
+multiple of 8 rows, so that every SM gets the same share of the weight. Two blocks of threads in a
+cluster read the tokens once together.
 """
 
 from collections.abc import Callable
@@ -69,12 +69,6 @@ def multiply(
         if plan.cluster > 1
         else plgpu.Barrier(**released),
     }
-    if plan.splits > 1:
-        scratch["inbox"] = plgpu.SMEM(
-            (plan.splits, blocks, ROWS, chunk), jnp.float32, transforms=_tiles(chunk, jnp.float32)
-        )
-        scratch["arrived"] = plgpu.Barrier(num_arrivals=plan.splits, num_barriers=blocks)
-        scratch["summed"] = plgpu.ClusterBarrier(collective_axes=("part",), num_arrivals=blocks)
 
     def body(x_ref: Any, weight_ref: Any, out_ref: Any, *given: Any) -> None:
         named = dict(zip(scratch, given, strict=True))
@@ -92,8 +86,8 @@ def multiply(
         scratch_types=list(scratch.values()),
         grid=(_Here.clusters_of(plan, x.shape[0], outputs),),
         grid_names=("cluster",),
-        cluster=(plan.cluster, plan.splits),
-        cluster_names=("peer", "part"),
+        cluster=(plan.cluster,),
+        cluster_names=("peer",),
         num_threads=blocks + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -111,9 +105,8 @@ class _Here:
         self.down = -(-tokens // self.height)
         self.tiles = self.down * -(-self.outputs // (plan.columns * plan.cluster))
         self.clusters = self.clusters_of(plan, tokens, self.outputs)
-        self.steps = inputs // (plan.depth * plan.splits)  # of one tile
+        self.steps = inputs // plan.depth  # of one tile
         self.cluster, self.peer = lax.axis_index("cluster"), lax.axis_index("peer")
-        self.part = lax.axis_index("part")
         self.turns = (self.tiles - self.cluster + self.clusters - 1) // self.clusters
 
     @staticmethod
@@ -145,7 +138,7 @@ class _Here:
 
     def inputs(self, step: Any) -> Any:
         """The elements of the inputs that a step multiplies."""
-        index = self.part * self.steps + lax.rem(step, jnp.int32(self.steps))
+        index = lax.rem(step, jnp.int32(self.steps))
         return pl.ds(pl.multiple_of(index * self.plan.depth, 64), self.plan.depth)
 
 
@@ -234,12 +227,12 @@ def _store(here: _Here, refs: Any, worker: Any, value: jax.Array, turn: Any) -> 
     """A warpgroup's part of the tile, by way of shared memory, a few columns at a time."""
     plan, chunk = here.plan, refs.result.shape[-1]
     token, row = here.tile(turn)
-    for first in range(0, plan.share, chunk):
-        part = _sum(here, refs, worker, value, first, chunk)
+    for first in range(0, plan.columns, chunk):
+        part = value[:, first : first + chunk]
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         refs.result[worker] = part.astype(refs.result.dtype)
         plgpu.commit_smem()
-        columns = pl.ds(pl.multiple_of(row + here.part * plan.share + first, 8), chunk)
+        columns = pl.ds(pl.multiple_of(row + first, 8), chunk)
         for block in range(plan.blocks):
             count = min(here.height - block * ROWS, ROWS)
 
@@ -249,29 +242,3 @@ def _store(here: _Here, refs: Any, worker: Any, value: jax.Array, turn: Any) -> 
                     refs.result.at[block, pl.ds(0, count)],
                     refs.out.at[pl.ds(token + block * ROWS, count), columns],
                 )
-
-
-def _sum(
-    here: _Here, refs: Any, worker: Any, value: jax.Array, first: int, chunk: int
-) -> jax.Array:
-    """Columns that this block of threads finishes, summed in order over those that share them."""
-    splits, share = here.plan.splits, here.plan.share
-    if splits == 1:
-        return value[:, first : first + chunk]
-    for part in range(splits):
-        column = part * share + first
-        plgpu.async_store_smem(
-            value[:, column : column + chunk],
-            refs.inbox.at[here.part, worker],
-            refs.arrived.at[worker],
-            cluster_idx=jnp.int32(part),
-            cluster_dim="part",
-        )
-    plgpu.barrier_wait(refs.arrived.at[worker])
-    total = jnp.float32(0)
-    for part in range(splits):
-        total += plgpu.load(refs.inbox.at[part, worker], layout=plgpu.Layout.WGMMA)
-    # Nobody sends the next columns, or ends, before all have read these.
-    plgpu.barrier_arrive(refs.summed)
-    plgpu.barrier_wait(refs.summed)
-    return total

@@ -20,9 +20,8 @@ class Plan:
     """How a product is cut.
 
     blocks: warpgroups of 64 tokens in a tile. columns: rows of the weight in a tile, of each part
-    if there are two. depth: their elements in one step. slots: steps in flight. cluster: blocks of
-    threads that share the tokens. splits: blocks of threads that share a sum. clusters: on the
-    chip, at most.
+    if there are two. depth: their elements in one step. slots: steps in flight. cluster: 1, or 2
+    blocks of threads that share the tokens. clusters: on the chip, at most.
     """
 
     blocks: int
@@ -31,19 +30,11 @@ class Plan:
     slots: int
     cluster: int
     clusters: int
-    splits: int = 1
-
-    @property
-    def share(self) -> int:
-        """Columns of a tile that one block of threads finishes."""
-        return self.columns // self.splits
 
     def chunk(self, size: int) -> int:
         """Columns that are stored at a time, in numbers of `size` bytes: few, for shared memory."""
-        columns, rows = self.share, self.blocks * ROWS
-        while columns % 16 == 0 and (
-            rows * columns * size > 2**15 or rows * columns * 4 * (self.splits - 1) > 2**16
-        ):
+        columns, rows = self.columns, self.blocks * ROWS
+        while columns % 16 == 0 and rows * columns * size > 2**15:
             columns //= 2
         return columns
 
@@ -68,22 +59,18 @@ def _stored(problem: ProductProblem) -> dict | None:
     return next((each for each in measured if each["tokens"] >= problem.tokens), None)
 
 
-def fit(
-    problem: ProductProblem, *, columns: int, depth: int, cluster: int, splits: int = 1
-) -> Plan | None:
+def fit(problem: ProductProblem, *, columns: int, depth: int, cluster: int) -> Plan | None:
     """The plan with these sizes and as many slots as there is room for; None if it cannot be."""
     blocks = min(-(-problem.tokens // ROWS), _MOST_BLOCKS)
-    clusters = {1: 132, 2: 66, 4: 32, 8: 16}[cluster * splits]
-    plan = Plan(blocks, columns, depth, 2, cluster, clusters, splits)
+    clusters = _SMS // cluster
+    plan = Plan(blocks, columns, depth, 2, cluster, clusters)
     size = problem.out_dtype.itemsize
     room = _SHARED_MEMORY - blocks * ROWS * plan.chunk(size) * size
-    if splits > 1:
-        room -= splits * blocks * ROWS * plan.chunk(size) * 4
     slots = min(room // ((blocks * ROWS + problem.parts * columns) * depth * 2), 12)
-    wrong = problem.inputs % (depth * splits) or columns > problem.outputs or columns % (8 * splits)
+    wrong = problem.inputs % depth or columns > problem.outputs or columns % GRANULE
     if wrong or slots < 2:
         return None
-    return Plan(blocks, columns, depth, slots, cluster, clusters, splits)
+    return Plan(blocks, columns, depth, slots, cluster, clusters)
 
 
 def _by_rule(problem: ProductProblem) -> Plan | str:

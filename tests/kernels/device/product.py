@@ -106,26 +106,22 @@ def error(work: Work, plan: Plan) -> float:
 def candidates(problem: ProductProblem) -> Iterator[Plan]:
     """Plans worth measuring: even shares in as few rounds as columns allow, and a few more."""
     most = (256 if problem.tokens <= 128 else 128) // problem.parts
-    ways = [(1, 1), (2, 1)]  # larger clusters were slower for every shape
-    if problem.parts == 1:
-        ways.append((1, 2))
-    for cluster, splits in ways:
-        workers = (132 if cluster * splits <= 2 else 128) // splits
-        unit, shares = 8 * splits, []
+    for cluster in (1, 2):  # larger clusters were slower for every shape
+        shares = []
         for rounds in range(1, 16):
-            columns = -(-problem.outputs // (workers * rounds * unit)) * unit
+            columns = -(-problem.outputs // (132 * rounds * 8)) * 8
             if columns <= most and columns not in shares and len(shares) < _ROUNDS:
                 shares.append(columns)
         for columns in shares:
             for depth in (64, 128):
-                plan = fit(problem, columns=columns, depth=depth, cluster=cluster, splits=splits)
+                plan = fit(problem, columns=columns, depth=depth, cluster=cluster)
                 if plan is not None and plan.slots >= 3:
                     yield plan
 
 
 def sizes(plan: Plan) -> dict[str, int]:
     """What is stored of a plan; the rest follows from the problem."""
-    return {name: getattr(plan, name) for name in ("columns", "depth", "cluster", "splits")}
+    return {name: getattr(plan, name) for name in ("columns", "depth", "cluster")}
 
 
 def tune(work: Work) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def test_lowers_for_cuda_and_is_chosen_there() -> None:
     assert "mosaic_gpu" in _lowered(250, (2, 14336, 4096), activation="silu")
 
 
-def test_a_shared_sum_lowers_for_cuda() -> None:
-    plan = Plan(blocks=2, columns=64, depth=64, slots=4, cluster=2, clusters=33, splits=2)
+def test_shared_tokens_lower_for_cuda() -> None:
+    plan = Plan(blocks=2, columns=64, depth=64, slots=4, cluster=2, clusters=66)
     x, weight = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((128, 4096), (1, 4096, 4096)))
     bfloat16 = jnp.dtype(jnp.bfloat16)
     problem = ProductProblem(128, 1, 4096, 4096, bfloat16, bfloat16, bfloat16, None)
