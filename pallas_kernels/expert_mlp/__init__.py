@@ -12,8 +12,9 @@ _OPERATION = Operation(
         "reference": "pallas_kernels.expert_mlp.reference",
         "portable": "pallas_kernels.expert_mlp.portable",
         "gpu": "pallas_kernels.expert_mlp.gpu",
+        "tpu": "pallas_kernels.expert_mlp.tpu",
     },
-    kernels={"cuda": ("gpu",)},
+    kernels={"cuda": ("gpu",), "tpu": ("tpu",)},
     fallback="portable",
 )
 
