@@ -14,6 +14,9 @@ from pallas_kernels.ragged_attention.gpu_problem import Problem
 from pallas_kernels.ragged_attention.gpu_schedule import BLOCK, Queries
 from pallas_kernels.ragged_attention.gpu_softmax import ROWS
 
+type Plan = PrefillPlan | DecodePlan
+
+_MOST_TOKENS = 16  # of a row that decode attends together
 _HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 _SHARED_MEMORY = 227 * 1024
 _SMS = 132  # of an H100 or H200; fewer work too, in more than one wave
@@ -51,7 +54,7 @@ def run(
     sinks: Float[Array, " heads"] | None,
     alibi: Float[Array, " heads"] | None,
     interpret: Any = None,
-    plan: DecodePlan | PrefillPlan | None = None,
+    plans: tuple[Plan, ...] | None = None,
 ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
     """As ragged_attention. interpret: parameters of Mosaic GPU's interpreter, for tests."""
     pages = pages.write(k_new, v_new, rows)
@@ -65,7 +68,7 @@ def run(
         sinks=sinks,
         alibi=alibi,
         interpret=interpret,
-        plan=plan,
+        plans=plans,
     )
     return out, pages
 
@@ -81,9 +84,11 @@ def attend(
     sinks: Float[Array, " heads"] | None,
     alibi: Float[Array, " heads"] | None,
     interpret: Any = None,
-    plan: DecodePlan | PrefillPlan | None = None,
+    plans: tuple[Plan, ...] | None = None,
 ) -> Float[Array, "tokens heads head"]:
-    """The attention alone, over pages that hold the new tokens already."""
+    """The attention alone, over pages that hold the new tokens already. plans: what runs, in this
+    order; together they must serve every row.
+    """
     tokens, heads, head_dim = q.shape
     problem = Problem(
         heads=heads,
@@ -98,13 +103,43 @@ def attend(
         window=window,
         interpret=interpret,
     )
-    if plan is None:
-        decodes = tokens <= rows.starts.shape[0]
-        plan = (decode_plan if decodes else prefill_plan)(head_dim, _SMS, _SHARED_MEMORY)
-    if isinstance(plan, PrefillPlan):
-        return prefill(q, pages, rows, problem, plan, sinks=sinks, alibi=alibi)
-    queries = queries_of(rows, tokens)
-    return decode(q, pages, rows.block_table, queries, problem, plan, sinks=sinks, alibi=alibi)
+    out = None
+    for plan in _plans(problem, tokens, rows) if plans is None else plans:
+        if isinstance(plan, PrefillPlan):
+            out = prefill(q, pages, rows, problem, plan, sinks=sinks, alibi=alibi)
+            continue
+        queries = queries_of(rows, tokens) if plan.tokens == 1 else short_rows(rows, plan.tokens)
+        one = problem._replace(tokens=plan.tokens)
+        per_head = {"sinks": sinks, "alibi": alibi}
+        out = decode(q, pages, rows.block_table, queries, one, plan, **per_head, out=out)
+    assert out is not None, "no plan serves the queries"
+    return out
+
+
+def _plans(problem: Problem, tokens: int, rows: RaggedRows) -> tuple[Plan, ...]:
+    """Decode where no row need have more than one token. Else rows of few tokens, decoding ones
+    among them, go to decode too, which splits long contexts and reads each block once for all of a
+    row's tokens; and longer ones to prefill.
+    """
+    count, machine = rows.starts.shape[0], (problem.head_dim, _SMS, _SHARED_MEMORY)
+    if tokens <= count:
+        return (decode_plan(*machine),)
+    most = min(_MOST_TOKENS, ROWS // problem.aligned_group)
+    if most == 1:
+        return (prefill_plan(*machine),)
+    few = min(1 << (-(-tokens // count) - 1).bit_length(), most)
+    return prefill_plan(*machine, longer_than=few), decode_plan(*machine, tokens=few)
+
+
+def short_rows(rows: RaggedRows, most: int) -> Queries:
+    """Every row of at most so many query tokens as one item."""
+    lengths = rows.live_lengths()
+    return Queries(
+        token=rows.starts,
+        row=jnp.arange(lengths.shape[0], dtype=jnp.int32),
+        seen=jnp.where((lengths > 0) & (lengths <= most), rows.kv_lengths, 0),
+        tokens=lengths,
+    )
 
 
 def queries_of(rows: RaggedRows, tokens: int) -> Queries:

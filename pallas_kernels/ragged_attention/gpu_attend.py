@@ -27,6 +27,7 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
     SEEN,
     SEGMENTS,
     TOKEN,
+    TOKENS,
     Segment,
     walk,
 )
@@ -65,8 +66,19 @@ class _Item(NamedTuple):
     """The scalars of a segment's item; first: the segment's first block of the sequence."""
 
     token: Any
+    tokens: Any
     seen: Any
     first: Any
+
+    def sees(self, problem: Problem, begin: Any) -> Any:
+        """KV tokens from this one on that the token of each row of a tile of scores sees."""
+        left = self.seen - begin
+        if problem.tokens == 1:
+            return left
+        row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=PER_ROW)
+        one = left - self.tokens + 1 + lax.div(row, jnp.int32(problem.stride))
+        # Rows behind the last token's see nothing new.
+        return spread(jnp.minimum(one, left), BLOCK)
 
 
 def attend(at: Worker) -> None:
@@ -75,15 +87,17 @@ def attend(at: Worker) -> None:
     walk(refs.items, refs.work, at.number, kv_heads, lambda each: _visit(at, each), known=True)
     if not at.problem.interpret:
         _join_cut_rows(at)
-    _fill_padding(at)
+    if at.problem.tokens == 1:  # of batches with longer rows, prefill does it
+        _fill_padding(at)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def _visit(at: Worker, segment: Segment) -> None:
     """Attend one segment, and begin to write what comes of it."""
     refs, problem, pair = at.refs, at.problem, at.pair
-    token, seen, first = (segment.columns[each] for each in (TOKEN, SEEN, FIRST))
-    item = _Item(token, seen, first + segment.block)
+    columns = (TOKEN, TOKENS, SEEN, FIRST)
+    token, tokens, seen, first = (segment.columns[each] for each in columns)
+    item = _Item(token, tokens, seen, first + segment.block)
     _load_queries(at, token, segment.head)
     slopes = None
     if problem.alibi:
@@ -99,12 +113,12 @@ def _visit(at: Worker, segment: Segment) -> None:
 
     @pl.when(whole)
     def _store() -> None:
-        store_out(problem, refs, pair, token, segment.head, state)
+        store_out(problem, refs, pair, token, tokens, segment.head, state)
 
     @pl.when(~whole)
     def _store_part() -> None:
         began = jnp.where(begins, at.number, refs.work[at.number, BEGAN])
-        store_part(problem, refs, pair, began + at.number, state)
+        store_part(problem, refs, pair, began + at.number, tokens, state)
 
 
 def _join_cut_rows(at: Worker) -> None:
@@ -133,18 +147,27 @@ def _join_cut_rows(at: Worker) -> None:
             def _last() -> None:
                 start_over(counter, ticket)
                 joined = join(problem, refs, at.pair, at.slots, begin, end)
-                token = refs.items[jnp.where(side == 0, item, last_item), TOKEN]
+                which = jnp.where(side == 0, item, last_item)
+                token, tokens = refs.items[which, TOKEN], refs.items[which, TOKENS]
                 mine = jnp.where(side == 0, head, last_head)
-                store_out(problem, refs, at.pair, token, mine, joined)
+                store_out(problem, refs, at.pair, token, tokens, mine, joined)
 
 
 def _load_queries(at: Worker, token: Any, head: Any) -> None:
-    """One KV head's queries of a token into their tile, by way of the line, once that is free."""
+    """One KV head's queries of the tokens from this one on into their tile, by way of the line,
+    once that is free.
+    """
     problem, refs, group = at.problem, at.refs, at.problem.group
     line, ready = refs.line.at[at.pair], refs.ready.at[at.pair]
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    mine = refs.q.at[token, pl.ds(head * group, group)]
-    plgpu.copy_gmem_to_smem(mine, line.at[pl.ds(0, group)], ready)
+
+    def take(index: Any) -> None:
+        # Past an item's tokens come those of another one, whose outputs are dropped.
+        each = jnp.minimum(token + index, refs.q.shape[0] - 1)
+        mine = refs.q.at[each, pl.ds(head * group, group)]
+        plgpu.copy_gmem_to_smem(mine, line.at[pl.ds(index * problem.stride, group)], ready)
+
+    take(0) if problem.tokens == 1 else pl.loop(0, problem.tokens)(take)
     plgpu.barrier_wait(ready)
     rows = plgpu.load(line, layout=copy_layout(problem), optimized=False)
     refs.queries.at[at.pair][...] = rows
@@ -162,15 +185,16 @@ def _block(
     plgpu.barrier_wait(refs.full.at[at.slot(use)])
     raw = scores(refs.queries.at[at.pair], keys, BLOCK)
     plgpu.barrier_arrive(refs.free.at[at.slot(use)])
-    position = plgpu.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 1, layout=TILE) + begin
+    key = plgpu.broadcasted_iota(jnp.int32, (ROWS, BLOCK), 1, layout=TILE)
+    sees = item.sees(problem, begin)
     bias = None
     if slopes is not None:
-        distance = (position - (item.seen - 1)).astype(jnp.float32)
+        distance = (key - (sees - 1)).astype(jnp.float32)
         bias = lambda: spread(slopes, BLOCK) * distance
     value, factor = to_log2(raw, problem.scale, problem.soft_cap, bias)
-    visible = position < item.seen
+    visible = key < sees
     if problem.window is not None:
-        visible &= position >= item.seen - problem.window
+        visible &= key >= sees - problem.window
     weights, state = advance(state, jnp.where(visible, value, MASKED), factor)
     plgpu.barrier_wait(refs.full.at[at.slot(use + 1)])
     clear_rows_from(values, item.seen - begin, BLOCK, problem.head_dim)

@@ -39,25 +39,33 @@ _WHOLE = 4  # blocks of a row that one worker attends sooner than several join t
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """workers in all; pairs: workers of one SM; slots: blocks of K or V in flight per worker."""
+    """workers in all; pairs: workers of one SM; slots: blocks of K or V in flight per worker.
+
+    tokens: the most of one row that are attended together; where it is more than 1, rows that have
+    more, and padding, are left to others.
+    """
 
     workers: int
     pairs: int
     slots: int
+    tokens: int = 1
 
 
-def decode_plan(head_dim: int, sms: int, shared_memory: int) -> DecodePlan:
+def decode_plan(head_dim: int, sms: int, shared_memory: int, tokens: int = 1) -> DecodePlan:
     """Two workers an SM where registers allow it, and the slots that shared memory holds."""
     pairs = 2 if head_dim <= 128 else 1
     room = (shared_memory - 3072) // pairs - 3 * ROWS * head_dim * 2
-    slots = min(room // (BLOCK * head_dim * 2), 12)
-    return DecodePlan(workers=pairs * sms, pairs=pairs, slots=slots)
+    logs = ROWS * 4 // 2  # of the parts that are joined, two slots at a time
+    slots = min(room // (BLOCK * head_dim * 2 + logs), 12)
+    return DecodePlan(workers=pairs * sms, pairs=pairs, slots=slots, tokens=tokens)
 
 
 def _per_row(per_head: Float[Array, " heads"], problem: Problem) -> Float[Array, "kv_heads rows"]:
-    """Each KV head's query heads, padded to the rows of a tile."""
+    """Each KV head's query heads, for every token of an item, padded to the rows of a tile."""
     grouped = per_head.astype(jnp.float32).reshape(problem.kv_heads, problem.group)
-    return jnp.pad(grouped, ((0, 0), (0, ROWS - problem.group)))
+    grouped = jnp.pad(grouped, ((0, 0), (0, problem.stride - problem.group)))
+    rows = jnp.tile(grouped, (1, problem.tokens))
+    return jnp.pad(rows, ((0, 0), (0, ROWS - rows.shape[1])))
 
 
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
@@ -72,8 +80,9 @@ def decode(
     *,
     sinks: Float[Array, " heads"] | None,
     alibi: Float[Array, " heads"] | None,
+    out: Float[Array, "tokens heads head"] | None = None,
 ) -> Float[Array, "tokens heads head"]:
-    """Attention of single query tokens over their pages; one item for every token of q."""
+    """Attention of the queries over their pages, written into `out` if that is given."""
     runs = schedule(
         queries, problem.kv_heads, problem.window, plan.workers, least=_LEAST, whole=_WHOLE
     )
@@ -90,7 +99,8 @@ def decode(
         named["sinks"] = _per_row(sinks, problem)
     if alibi is not None:
         named["slopes"] = _per_row(alibi, problem)
-    written = {"out": lax.empty(q.shape, q.dtype), **part_arrays(problem, plan.workers)}
+    out = lax.empty(q.shape, q.dtype) if out is None else out
+    written = {"out": out, **part_arrays(problem, plan.workers)}
     named |= {name: jax.new_ref(array) for name, array in written.items()}
     _launch(problem, plan, named)
     if problem.interpret:
@@ -116,7 +126,7 @@ def _launch(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
     scratch = _scratch(problem, plan.pairs, plan.slots) | {
         "full": plgpu.Barrier(num_barriers=slots),
         "free": plgpu.Barrier(num_barriers=slots),
-        "ready": plgpu.Barrier(num_barriers=plan.pairs),
+        "ready": plgpu.Barrier(num_arrivals=problem.tokens, num_barriers=plan.pairs),
         "ticket": plgpu.SMEM((plan.pairs,), jnp.int32),
     }
 

@@ -23,6 +23,7 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
     HEAD,
     ITEM,
     TOKEN,
+    TOKENS,
 )
 from pallas_kernels.ragged_attention.gpu_softmax import (
     LOG2E,
@@ -46,7 +47,7 @@ def part_arrays(problem: Problem, workers: int) -> dict[str, jax.Array]:
 
     The part of worker w in a row that began in worker b is number w + b: no two rows meet.
     """
-    rows = 2 * workers * problem.padded_group + ROWS
+    rows = 2 * workers * problem.part_rows + ROWS
     return {
         "parts": lax.empty((2, rows, problem.head_dim), problem.dtype),
         "weights": lax.empty((rows,), jnp.float32),
@@ -59,19 +60,25 @@ def _in_two(value: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     return high, (value - high.astype(jnp.float32)).astype(dtype)
 
 
-def store_part(problem: Problem, refs: Any, pair: Any, number: Any, state: Softmax) -> None:
-    """Begin to write one part."""
+def store_part(
+    problem: Problem, refs: Any, pair: Any, number: Any, tokens: Any, state: Softmax
+) -> None:
+    """Begin to write one part, of so many tokens."""
     value = state.out / spread(state.total, problem.head_dim)
-    if problem.group < problem.padded_group:  # rows of no head may hold anything, and are read
+    stride, rows = problem.stride, problem.part_rows
+    if problem.tokens > 1 or stride < rows:  # rows of no head may hold anything, and are read
         row = plgpu.broadcasted_iota(jnp.int32, (ROWS, problem.head_dim), 0, layout=TILE)
-        value = jnp.where(row < problem.group, value, 0.0)
+        live = row < tokens * stride
+        if problem.group < stride:
+            live &= lax.rem(row, jnp.int32(stride)) < problem.group
+        value = jnp.where(live, value, 0.0)
     high, low = _in_two(value, problem.dtype)
     refs.queries.at[pair][...] = high
     refs.spare.at[pair][...] = low
     refs.logs.at[0, pair][...] = state.top + jnp.log(state.total) * LOG2E
     plgpu.commit_smem()
-    held = pl.ds(0, problem.padded_group)
-    place = pl.ds(pl.multiple_of(number * problem.padded_group, 8), problem.padded_group)
+    held = pl.ds(0, rows)
+    place = pl.ds(pl.multiple_of(number * rows, 8), rows)
     plgpu.copy_smem_to_gmem(refs.queries.at[pair, held], refs.parts.at[0, place])
     plgpu.copy_smem_to_gmem(refs.spare.at[pair, held], refs.parts.at[1, place])
     plgpu.copy_smem_to_gmem(refs.logs.at[0, pair, held], refs.weights.at[place])
@@ -83,7 +90,7 @@ def join(problem: Problem, refs: Any, pair: Any, slots: int, began: Any, ended: 
     It uses the worker's ring, through which all blocks have gone: while one tile of parts is
     attended, as many as it holds are on their way.
     """
-    group, head_dim = problem.padded_group, problem.head_dim
+    group, head_dim = problem.part_rows, problem.head_dim
     rows = (ended - began + 1) * group
     steps = (rows + ROWS - 1) // ROWS
     stages = slots // 2
@@ -123,9 +130,9 @@ def join(problem: Problem, refs: Any, pair: Any, slots: int, began: Any, ended: 
 
 
 def store_out(
-    problem: Problem, refs: Any, pair: Any, token: Any, head: Any, state: Softmax
+    problem: Problem, refs: Any, pair: Any, token: Any, tokens: Any, head: Any, state: Softmax
 ) -> None:
-    """Begin to write the finished rows of one token's group."""
+    """Begin to write the finished rows of so many tokens' groups."""
     top, total = state.top, state.total
     fade = row_vector(1.0)
     if problem.sinks:
@@ -141,9 +148,15 @@ def store_out(
     line[...] = rows
     plgpu.commit_smem()
     group = problem.group
-    plgpu.copy_smem_to_gmem(
-        line.at[pl.ds(0, group)], refs.out.at[token, pl.ds(head * group, group)]
-    )
+
+    def send(index: Any) -> None:
+        rows = line.at[pl.ds(index * problem.stride, group)]
+        plgpu.copy_smem_to_gmem(rows, refs.out.at[token + index, pl.ds(head * group, group)])
+
+    if problem.tokens == 1:
+        send(0)
+    else:
+        pl.loop(0, tokens)(send)
 
 
 def join_ended(problem: Problem, refs: Any, worker: Any, slots: int) -> None:
@@ -154,5 +167,6 @@ def join_ended(problem: Problem, refs: Any, worker: Any, slots: int) -> None:
     @pl.when((block > 0) & (refs.work[worker, COUNT] >= rest))
     def _join() -> None:
         state = join(problem, refs, 0, slots, refs.work[worker, BEGAN], worker)
-        store_out(problem, refs, 0, refs.items[item, TOKEN], head, state)
+        token, tokens = refs.items[item, TOKEN], refs.items[item, TOKENS]
+        store_out(problem, refs, 0, token, tokens, head, state)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)

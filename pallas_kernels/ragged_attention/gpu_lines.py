@@ -17,14 +17,6 @@ from pallas_kernels.ragged_attention.gpu_softmax import LOG2E, PER_ROW, ROWS, So
 from pallas_kernels.ragged_attention.gpu_tiles import Tile
 
 
-def rows_per_token(problem: Problem) -> int:
-    """Rows of a tile that one token takes: a power of two, so that shared memory stays aligned."""
-    rows = 1
-    while rows < problem.group or rows * problem.head_dim * 2 % 128:
-        rows *= 2
-    return rows
-
-
 def _boxes(problem: Problem) -> bool:
     """Whether lines are seen both as rows and as (token, head of the group) boxes.
 
@@ -36,7 +28,7 @@ def _boxes(problem: Problem) -> bool:
 
 def line_shape(problem: Problem) -> tuple[int, ...]:
     """Rows of one worker, as boxes if the kernel uses them."""
-    per_token, head_dim = rows_per_token(problem), problem.head_dim
+    per_token, head_dim = problem.aligned_group, problem.head_dim
     return (ROWS // per_token, per_token, head_dim) if _boxes(problem) else (ROWS, head_dim)
 
 
@@ -49,19 +41,19 @@ def of_token(problem: Problem, line: Any, index: Any) -> Any:
     """The rows of one token in a line, without those that only pad the group."""
     if _boxes(problem):
         return line.at[index, pl.ds(0, problem.group)]
-    return line.at[pl.ds(index * rows_per_token(problem), problem.group)]
+    return line.at[pl.ds(index * problem.aligned_group, problem.group)]
 
 
 def whole(problem: Problem, tokens: int) -> bool:
     """Whether a worker's share of a tile is one box of q: no rows between its tokens' heads."""
-    per_token = rows_per_token(problem)
+    per_token = problem.aligned_group
     boxed = per_token == problem.group and ROWS // per_token <= tokens
     return boxed and _boxes(problem)
 
 
 def load_queries(problem: Problem, refs: Any, worker: int, tile: Tile) -> None:
     """Query rows of a worker's share of the tile, in one copy or in one a token."""
-    tokens, per_token, group = refs.q.shape[0], rows_per_token(problem), problem.group
+    tokens, per_token, group = refs.q.shape[0], problem.aligned_group, problem.group
     per_worker, heads = ROWS // per_token, pl.ds(tile.head * group, group)
     start, line = tile.start + worker * per_worker, refs.lines.at[worker, 0]
     if whole(problem, tokens):
@@ -102,7 +94,7 @@ def store(problem: Problem, lines: int, refs: Any, worker: Any, state: Softmax, 
     rows = flat(problem, line)
     rows[...] = plgpu.load(queries, layout=copy_layout(problem))
     plgpu.commit_smem()
-    per_worker = ROWS // rows_per_token(problem)
+    per_worker = ROWS // problem.aligned_group
     heads = pl.ds(tile.head * problem.group, problem.group)
     start = tile.start + worker * per_worker
     count = jnp.clip(tile.count - worker * per_worker, 0, per_worker)
@@ -124,7 +116,7 @@ def store(problem: Problem, lines: int, refs: Any, worker: Any, state: Softmax, 
 
 def per_row(per_head: Float[Array, " heads"], problem: Problem) -> Float[Array, "kv_heads rows"]:
     """A value of each query head for the rows of its KV head's tiles."""
-    per_token = rows_per_token(problem)
+    per_token = problem.aligned_group
     grouped = per_head.astype(jnp.float32).reshape(problem.kv_heads, problem.group)
     grouped = jnp.pad(grouped, ((0, 0), (0, per_token - problem.group)))
     return jnp.tile(grouped, (1, ROWS // per_token))

@@ -24,7 +24,6 @@ from pallas_kernels.ragged_attention.gpu_lines import (
     load_queries,
     of_token,
     per_row,
-    rows_per_token,
     store,
     whole,
 )
@@ -54,21 +53,23 @@ class PrefillPlan:
     """sms: blocks of threads; slots: KV blocks (of K or of V) in flight; block: its KV tokens.
 
     lines: 2 if a tile's queries are loaded before the outputs of the tile before are stored.
+    longer_than: rows of so few query tokens are left to another kernel.
     """
 
     sms: int
     slots: int
     block: int
     lines: int = 2
+    longer_than: int = 0
 
 
-def prefill_plan(head_dim: int, sms: int, shared_memory: int) -> PrefillPlan:
+def prefill_plan(head_dim: int, sms: int, shared_memory: int, longer_than: int = 0) -> PrefillPlan:
     """The block, lines and slots that fit beside the query tiles."""
     block = 2 * BLOCK if head_dim <= 128 else BLOCK
     lines = 2 if head_dim <= 192 else 1
     room = shared_memory - 3072 - (1 + lines) * _WORKERS * ROWS * head_dim * 2
     slots = min(room // (block * head_dim * 2), 8)
-    return PrefillPlan(sms=sms, block=block, slots=slots, lines=lines)
+    return PrefillPlan(sms, slots, block, lines, longer_than)
 
 
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
@@ -84,13 +85,14 @@ def prefill(
     alibi: Float[Array, " heads"] | None,
 ) -> Float[Array, "tokens heads head"]:
     """Causal attention of every row's query tokens over its pages."""
-    per_worker = ROWS // rows_per_token(problem)
+    per_worker = ROWS // problem.aligned_group
     work = make_tiles(
         rows,
         q.shape[0],
         per_tile=_WORKERS * per_worker,
         block=plan.block,
         window=problem.window,
+        longer_than=plan.longer_than,
     )
     out = jax.new_ref(lax.empty(q.shape, q.dtype))
     named = {
@@ -247,7 +249,7 @@ def _attend_tile(
     done: Any,
 ) -> None:
     """One tile: take the queries, walk its blocks, store the outputs."""
-    per_token = rows_per_token(problem)
+    per_token = problem.aligned_group
     head_dim, ahead = problem.head_dim, worker * (ROWS // per_token)
     plgpu.barrier_wait(refs.ready.at[worker])
     line, queries = flat(problem, refs.lines.at[worker, 0]), refs.queries.at[worker]

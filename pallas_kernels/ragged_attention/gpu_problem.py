@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 
 class Problem(NamedTuple):
-    """What is fixed when the kernel is built."""
+    """What is fixed when the kernel is built. tokens: the most that one item of decode has."""
 
     heads: int
     kv_heads: int
@@ -17,6 +17,7 @@ class Problem(NamedTuple):
     alibi: bool
     window: int | None
     interpret: Any
+    tokens: int = 1
 
     @property
     def group(self) -> int:
@@ -24,6 +25,21 @@ class Problem(NamedTuple):
         return self.heads // self.kv_heads
 
     @property
-    def padded_group(self) -> int:
+    def stride(self) -> int:
+        """Rows of decode's tile from one token's first to the next one's."""
+        return self.group if self.tokens == 1 else self.aligned_group
+
+    @property
+    def aligned_group(self) -> int:
+        """Rows of a tile that one of several tokens takes: a power of two, so that each one's lie
+        aligned in shared memory.
+        """
+        rows = 1
+        while rows < self.group or rows * self.head_dim * 2 % 128:
+            rows *= 2
+        return rows
+
+    @property
+    def part_rows(self) -> int:
         """Rows of a partial result in scratch memory."""
-        return -(-self.group // 8) * 8
+        return -(-self.tokens * self.stride // 8) * 8

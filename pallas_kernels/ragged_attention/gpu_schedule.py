@@ -13,21 +13,24 @@ BLOCK = 64  # KV tokens that a worker loads and attends at a time
 
 
 class Queries(NamedTuple):
-    """The query tokens to serve: token index, block table row, KV tokens seen (0: padding)."""
+    """The query tokens to serve: index of the first token, block table row, KV tokens that the last
+    one sees (0: padding), and the tokens of an item (None: one each).
+    """
 
     token: Int[Array, " items"]
     row: Int[Array, " items"]
     seen: Int[Array, " items"]
+    tokens: Int[Array, " items"] | None = None
 
 
 class Schedule(NamedTuple):
-    """items: token, row, seen, first block, number of blocks. work: see `schedule`."""
+    """items: token, row, seen, first block, tokens, number of blocks. work: see `schedule`."""
 
-    items: Int[Array, "items 5"]
-    work: Int[Array, "workers 15"]
+    items: Int[Array, "items 6"]
+    work: Int[Array, "workers 16"]
 
 
-TOKEN, ROW, SEEN, FIRST, BLOCKS = range(5)
+TOKEN, ROW, SEEN, FIRST, TOKENS, BLOCKS = range(6)
 ITEM, HEAD, BLOCK0, COUNT, SEGMENTS, BEGAN, ENDED, LAST_ITEM, LAST_HEAD, LAST_ENDED = range(10)
 FIRST_ITEM = 10  # and the columns behind it
 
@@ -52,12 +55,16 @@ def schedule(
     the item and head of its last segment with the worker in which that ends; then the columns of
     the first item.
     """
-    first = 0 * queries.seen
+    tokens = queries.tokens
+    if tokens is None:
+        tokens = jnp.ones_like(queries.seen)
+    first = jnp.zeros_like(queries.seen)
     if window is not None:
-        first = jnp.maximum(queries.seen - window, 0) // BLOCK
+        first = jnp.maximum(queries.seen - tokens + 1 - window, 0) // BLOCK
     blocks = (queries.seen + BLOCK - 1) // BLOCK - first
     blocks = jnp.where(queries.seen > 0, blocks, 0)
-    items = jnp.stack([queries.token, queries.row, queries.seen, first, blocks], axis=1)
+    columns = [queries.token, queries.row, queries.seen, first, tokens, blocks]
+    items = jnp.stack(columns, axis=1)
 
     ends = jnp.cumsum(blocks) * kv_heads
     total = ends[-1]
@@ -121,7 +128,7 @@ def walk(
     known: work has the columns of each run's first item, as `schedule` gives it, and segments get
     those of theirs.
     """
-    names = (TOKEN, ROW, SEEN, FIRST, BLOCKS) if known else (BLOCKS,)
+    names = (TOKEN, ROW, SEEN, FIRST, TOKENS, BLOCKS) if known else (BLOCKS,)
 
     def step(_: Any, at: tuple[Any, ...]) -> tuple[Any, ...]:
         item, head, block, left, done, *columns = at

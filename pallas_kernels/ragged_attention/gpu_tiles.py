@@ -45,10 +45,19 @@ class Tile(NamedTuple):
 
 
 def make_tiles(
-    rows: RaggedRows, tokens: int, *, per_tile: int, block: int, window: int | None
+    rows: RaggedRows,
+    tokens: int,
+    *,
+    per_tile: int,
+    block: int,
+    window: int | None,
+    longer_than: int = 0,
 ) -> Tiles:
-    """Cut every row's query tokens into tiles of at most per_tile."""
+    """Cut the query tokens of every row that has more than longer_than into tiles of at most
+    per_tile.
+    """
     lengths = rows.live_lengths()
+    lengths = jnp.where(lengths > longer_than, lengths, 0)
     each = (lengths + per_tile - 1) // per_tile
     ends = jnp.cumsum(each)
     most = tokens // per_tile + min(rows.starts.shape[0], tokens)

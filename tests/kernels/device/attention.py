@@ -131,7 +131,22 @@ PREFILL_CHECKS: dict[str, dict[str, Any]] = {
     ),
     "prefill window": dict(lengths=[(700, 1900), (40, 900)], window=300),
 }
-CHECKS = DECODE_CHECKS | PREFILL_CHECKS
+FEW_CHECKS: dict[str, dict[str, Any]] = {
+    "few": dict(lengths=[(4, 70), (3, 3), (1, 4097), (2, 200), (4, 64), (90, 900)]),
+    "few, many": dict(lengths=[(1 + i % 4, 10 + 37 * i) for i in range(150)], heads=32, kv_heads=8),
+    "few, long alone": dict(lengths=[(4, 50000)], heads=32, kv_heads=8, spare=0, tokens=4),
+    "few, page 128": dict(lengths=[(16, 70), (5, 400), (17, 129)], page=128, tokens=64, spare=3),
+    "few, mqa 7": dict(lengths=[(8, 70), (3, 900)], heads=7, kv_heads=1),
+    "few, group 3, d 64": dict(lengths=[(4, 70), (2, 900)], heads=9, kv_heads=3, dim=64),
+    "few, mha, d 80": dict(lengths=[(4, 70), (3, 900)], heads=4, kv_heads=4, dim=80),
+    "few, d 256": dict(lengths=[(4, 70), (3, 900)], dim=256),
+    "few, all options": dict(
+        lengths=[(4, 70), (3, 900), (3, 3), (40, 300)],
+        **dict(window=100, soft_cap=2.0, sinks=True, alibi=True),
+    ),
+    "few, window": dict(lengths=[(4, 1900), (3, 9000)], window=300),
+}
+CHECKS = DECODE_CHECKS | FEW_CHECKS | PREFILL_CHECKS
 
 
 @dataclass(frozen=True)
@@ -171,10 +186,12 @@ def attention_case(
     dim: int = 128,
     calls: int = 8,
     write: bool = False,
-    plan: Any = None,
+    plans: Any = None,
     compiler_options: dict[str, Any] | None = None,
 ) -> Measured:
-    """Calls of attention, with the KV write or alone, each on the outputs of the one before."""
+    """Calls of attention, with the KV write or alone, each on the outputs of the one before. The
+    amount is that of keys and values read, or of operations where rows have many tokens.
+    """
     rows, pages = batch(lengths, 64)
     tokens = sum(n for n, _ in lengths)
     q, k, v, pool = arrays(tokens, heads, kv_heads, dim, pages, 64, jnp.bfloat16)
@@ -183,12 +200,12 @@ def attention_case(
         for _ in range(calls):
             if write:
                 pool = pool.write(k, v, rows)
-            q = gpu.attend(q, pool, rows, scale=dim**-0.5, plan=plan, **NO_OPTIONS)
+            q = gpu.attend(q, pool, rows, scale=dim**-0.5, plans=plans, **NO_OPTIONS)
         return q
 
     args = (q, k, v, pool, rows)
     run = jax.jit(chain).lower(*args).compile(compiler_options=compiler_options)
-    if all(n == 1 for n, _ in lengths):
+    if all(n <= 16 for n, _ in lengths):
         moved = sum(kv for _, kv in lengths) * kv_heads * dim * 2 * 2
         return Measured(name, run, args, calls, moved, "TB/s")
     flops = 4 * heads * dim * sum(n * kv - n * n / 2 for n, kv in lengths)
@@ -229,6 +246,8 @@ SHAPES: dict[str, list[tuple[int, int]]] = {
     "decode 1 x 131072": [(1, 131072)],
     "decode 8 x 1024": [(1, 1024)] * 8,
     "decode 1 x 128": [(1, 128)],
+    "4 tokens, 64 x 4096": [(4, 4096)] * 64,
+    "4 tokens, 64 x 1024": [(4, 1024)] * 64,
     "prefill 1 x 8192": [(8192, 8192)],
     "prefill 8 x 1024": [(1024, 1024)] * 8,
     "prefill 8 uneven": [(n, n) for n in (1500, 300, 1100, 700, 1024, 200, 1272, 500)],

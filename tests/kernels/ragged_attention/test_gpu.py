@@ -27,6 +27,8 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
 from tests.kernels.ragged_attention.conformance import Case, make, oracle
 
 DECODE, PREFILL = DecodePlan(workers=4, pairs=2, slots=5), PrefillPlan(sms=2, slots=3, block=128)
+FEW = DecodePlan(workers=4, pairs=2, slots=4, tokens=4)
+BOTH = PrefillPlan(sms=2, slots=3, block=128, longer_than=4), FEW
 OPTIONS = {"window": 70, "soft_cap": 2.0, "sinks": True, "alibi": True}
 SMALL = {"head_dim": 64, "page_size": 64}
 INTERPRETED = {
@@ -39,6 +41,11 @@ INTERPRETED = {
     "decode, a row in many parts": (
         DecodePlan(workers=12, pairs=2, slots=4),
         Case(((1, 1200),), heads=2, kv_heads=1, padding_rows=0, padding_tokens=0, **SMALL),
+    ),
+    "few tokens a row": (BOTH, Case(((3, 70), (1, 1), (4, 200), (37, 70)), **SMALL)),
+    "few tokens a row with options": (
+        BOTH,
+        Case(((2, 300), (4, 130)), heads=3, kv_heads=1, options=OPTIONS, **SMALL),
     ),
     "decode with options": (
         DECODE,
@@ -56,6 +63,8 @@ INTERPRETED = {
     [
         "decode",
         "prefill",
+        pytest.param("few tokens a row", marks=pytest.mark.slow),
+        pytest.param("few tokens a row with options", marks=pytest.mark.slow),
         pytest.param("prefill, one line", marks=pytest.mark.slow),
         pytest.param("decode, a row in many parts", marks=pytest.mark.slow),
         pytest.param("decode with options", marks=pytest.mark.slow),
@@ -75,7 +84,7 @@ def test_interpreted_without_races(name: str, capfd: pytest.CaptureFixture[str])
         inputs.rows,
         scale=scale,
         interpret=plgpu.InterpretGPUParams(detect_races=True),
-        plan=plan,
+        plans=plan if isinstance(plan, tuple) else (plan,),
         **options,
     )
     got, want = np.asarray(out).astype(np.float64), oracle(case, inputs, scale)
@@ -94,9 +103,9 @@ def _abstract(tokens: int, rows: int, heads: int, kv_heads: int, dim: int) -> tu
     return q, new, new, pages, RaggedRows(*[ints(rows)] * 3, ints(rows, 8), ints())
 
 
-@pytest.mark.parametrize("tokens", [8, 256], ids=["decode", "prefill"])
-def test_lowers_for_cuda_and_is_chosen_there(tokens: int) -> None:
-    args = _abstract(tokens, 8, 8, 2, 128)
+@pytest.mark.parametrize(("tokens", "dim"), [(8, 128), (256, 64)], ids=["decode", "mixed"])
+def test_lowers_for_cuda_and_is_chosen_there(tokens: int, dim: int) -> None:
+    args = _abstract(tokens, 8, 8, 2, dim)
     with dispatch.lowering_for("cuda"):
         traced = jax.jit(lambda *a: ragged_attention(*a, scale=0.1)).trace(*args)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
