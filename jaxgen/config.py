@@ -13,6 +13,8 @@ from jaxgen_checkpoints.errors import ConfigError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DTYPE_NAMES = {"float": "float32", "half": "float16"}
 
+_PARALLEL = ("tensor_parallel_size", "expert_parallel_size")
+
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
 DEFAULT_MAX_TRACKED_SEQUENCES = 2048
@@ -61,6 +63,8 @@ class EngineConfig:
     seed: of requests that bring none.
     enforce_eager: run op by op, for debugging.
     tensor_parallel_size: devices that share each layer.
+    expert_parallel_size: groups of so many devices, each with its part of the routed experts; the
+    rest of the model is the same in all of them.
     block_size: tokens of one KV block; None lets the attention kernel choose.
     max_model_len: tokens of a sequence, prompt and output together; None is the model's limit.
     max_num_seqs: sequences in one step.
@@ -74,6 +78,7 @@ class EngineConfig:
     seed: int = 0
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
+    expert_parallel_size: int = 1
     block_size: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -86,7 +91,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Checks each field, then the rules between them; the dtype gets its one name."""
         object.__setattr__(self, "dtype", _dtype_name(self.dtype))
-        for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens"):
+        for name in (*_PARALLEL, "max_num_seqs", "max_num_batched_tokens"):
             _at_least(name, getattr(self, name), 1)
         for name in ("block_size", "max_model_len", "max_num_queued_reqs"):
             if getattr(self, name) is not None:
@@ -96,11 +101,12 @@ class EngineConfig:
         for name in ("enforce_eager", "enable_prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}.")
-        if self.enforce_eager and self.tensor_parallel_size > 1:
-            raise ConfigError(
-                "enforce_eager runs op by op on one device, but tensor_parallel_size is "
-                f"{self.tensor_parallel_size}: leave one of them out."
-            )
+        for name in _PARALLEL:
+            if self.enforce_eager and getattr(self, name) > 1:
+                raise ConfigError(
+                    f"enforce_eager runs op by op on one device, but {name} is "
+                    f"{getattr(self, name)}: leave one of them out."
+                )
         for larger in ("max_num_batched_tokens", "max_tracked_sequences"):
             if self.max_num_seqs > getattr(self, larger):
                 raise ConfigError(

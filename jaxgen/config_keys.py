@@ -25,6 +25,7 @@ FIELDS = {
     "enforce_eager": "enforce_eager",
     "tensor_parallel_size": "tensor_parallel_size",
     "tp_size": "tensor_parallel_size",
+    "expert_parallel_size": "expert_parallel_size",
     "block_size": "block_size",
     "max_model_len": "max_model_len",
     "max_context": "max_model_len",

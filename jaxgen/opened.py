@@ -74,7 +74,10 @@ def open_model(
     """
     checkpoint = open_checkpoint(model)
     described = describe(
-        checkpoint, tensor_parallel_size=config.tensor_parallel_size, policy=policy
+        checkpoint,
+        tensor_parallel_size=config.tensor_parallel_size,
+        expert_parallel_size=config.expert_parallel_size,
+        policy=policy,
     )
     vocab = int(described.policy.config.vocab_size)
     return OpenedModel(

@@ -21,6 +21,7 @@ CPU_STEP_TOKENS = 256
 _ENGINE_OPTIONS = (
     "dtype",
     "tensor_parallel_size",
+    "expert_parallel_size",
     "max_model_len",
     "block_size",
     "max_num_seqs",

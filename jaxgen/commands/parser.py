@@ -73,6 +73,12 @@ def _model_options() -> Parser:
     group.add_argument(
         "--tensor-parallel-size", type=int, metavar="N", help="devices that share each layer"
     )
+    group.add_argument(
+        "--expert-parallel-size",
+        type=int,
+        metavar="N",
+        help="groups of so many devices, each with its part of the experts",
+    )
     group.add_argument("--policy", help="a family's name, or auto: by structure, if Llama-like")
     return parent
 

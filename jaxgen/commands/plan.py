@@ -31,7 +31,6 @@ def run(args: argparse.Namespace) -> int:
             config,
             parse_topology(name),
             engine_config,
-            expert_parallel_size=args.expert_parallel_size,
             context=args.context,
             policy=args.policy,
         )

@@ -28,9 +28,8 @@ def add_plan(commands: Any, engine_options: argparse.ArgumentParser) -> None:  #
     plan.add_argument(
         "--expert-parallel-size",
         type=int,
-        default=1,
         metavar="N",
-        help="groups of devices that share the experts",
+        help="groups of so many devices, each with its part of the experts",
     )
     plan.add_argument(
         "--context",

@@ -49,11 +49,16 @@ class Described:
 
 
 def describe(
-    checkpoint: Checkpoint, *, tensor_parallel_size: int = 1, policy: PolicyName = None
+    checkpoint: Checkpoint,
+    *,
+    tensor_parallel_size: int = 1,
+    expert_parallel_size: int = 1,
+    policy: PolicyName = None,
 ) -> Described:
     """Finds the policy and maps every tensor; whatever is wrong is refused here, nothing read."""
     choice = find_policy(checkpoint.config, checkpoint.source.tensors(), policy)
-    layout = MeshLayout(make_mesh(tensor=tensor_parallel_size))
+    check_experts(choice.policy, expert_parallel_size)
+    layout = MeshLayout(make_mesh(tensor=tensor_parallel_size, expert=expert_parallel_size))
     weights = choice.policy.build_container_map().describe(
         checkpoint.source, layout, strict=choice.policy.strict
     )
@@ -188,10 +193,23 @@ def build_hf_engine(
     config = EngineConfig.from_any(engine_config)
     checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     described = describe(
-        checkpoint, tensor_parallel_size=config.tensor_parallel_size, policy=policy
+        checkpoint,
+        tensor_parallel_size=config.tensor_parallel_size,
+        expert_parallel_size=config.expert_parallel_size,
+        policy=policy,
     )
     longest_context(described.policy, config)
     return build_engine(load_model(described, config.dtype), config)
+
+
+def check_experts(policy: InferencePolicy, expert_parallel_size: int) -> None:
+    """ConfigError if there are fewer experts than groups of devices to divide them over."""
+    experts = int(getattr(policy.config, "num_experts", 0))
+    if expert_parallel_size > max(1, experts):
+        raise ConfigError(
+            f"expert_parallel_size = {expert_parallel_size}, but the model has "
+            f"{experts or 'no'} experts: leave it out, or lower it"
+        )
 
 
 def longest_context(model: Model | InferencePolicy, config: EngineConfig) -> int:

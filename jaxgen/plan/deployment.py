@@ -11,7 +11,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxgen.config import EngineConfig, KVMemory
-from jaxgen.engine.build import DEFAULT_BLOCK_SIZE, PolicyName, config_checkpoint, longest_context
+from jaxgen.engine.build import (
+    DEFAULT_BLOCK_SIZE,
+    PolicyName,
+    check_experts,
+    config_checkpoint,
+    longest_context,
+)
 from jaxgen.engine.memory import CPU_CACHE_BYTES, blocks_per_sequence, plan_blocks
 from jaxgen.engine.model import Model, build_model
 from jaxgen.engine.pages import block_bytes
@@ -76,7 +82,6 @@ def plan_deployment(
     topology: Topology,
     engine_config: EngineConfig,
     *,
-    expert_parallel_size: int = 1,
     context: int | None = None,
     policy: PolicyName = None,
 ) -> Deployment:
@@ -86,12 +91,12 @@ def plan_deployment(
     RefusedInput for what could not be served anywhere; what merely does not fit is in `shortfall`.
     """
     with lowering_for(topology.platform):
-        model = _abstract_model(config, topology, engine_config, expert_parallel_size, policy)
+        model = _abstract_model(config, topology, engine_config, policy)
         longest = longest_context(model, engine_config)
         plan = _empty(model, topology, longest)
         missing = _weights_missing(plan, engine_config)
         if missing is not None:
-            advice = _advice(config, topology, engine_config, expert_parallel_size, policy)
+            advice = _advice(config, topology, engine_config, policy)
             return replace(plan, shortfall=f"{missing}. {advice}")
         return _with_steps(plan, model, topology, engine_config, context)
 
@@ -100,12 +105,12 @@ def _abstract_model(
     config: Mapping[str, Any],
     topology: Topology,
     engine_config: EngineConfig,
-    expert: int,
     policy: PolicyName,
 ) -> Model:
     checkpoint = config_checkpoint(config, policy)
     choice = find_policy(checkpoint.config, checkpoint.source.tensors(), policy)
-    tensor = engine_config.tensor_parallel_size
+    tensor, expert = engine_config.tensor_parallel_size, engine_config.expert_parallel_size
+    check_experts(choice.policy, expert)
     # The compiler wants all devices of the machine: replicas are what the data axis stands for.
     replicas = max(1, len(topology.devices) // (tensor * expert))
     mesh = make_mesh(tensor=tensor, expert=expert, data=replicas, devices=list(topology.devices))
@@ -156,14 +161,13 @@ def _advice(
     config: Mapping[str, Any],
     topology: Topology,
     engine_config: EngineConfig,
-    expert: int,
     policy: PolicyName,
 ) -> str:
     """The smallest tensor_parallel_size on this machine whose weights leave room, if any."""
     tensor = engine_config.tensor_parallel_size * 2
-    while tensor * expert <= len(topology.devices):
+    while tensor * engine_config.expert_parallel_size <= len(topology.devices):
         wider = replace(engine_config, tensor_parallel_size=tensor)
-        model = _abstract_model(config, topology, wider, expert, policy)
+        model = _abstract_model(config, topology, wider, policy)
         if _weights_missing(_empty(model, topology, 1), wider) is None:
             return f"tensor_parallel_size = {tensor} would hold them"
         tensor *= 2

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxgen.config import EngineConfig
-from jaxgen.engine.build import Described, build_engine, build_hf_engine, describe, load_model
+from jaxgen.engine.build import build_hf_engine, describe, load_model
 from jaxgen_checkpoints.checkpoint import open_checkpoint
 from jaxgen_checkpoints.errors import ConfigError
-from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
+from jaxgen_checkpoints.mesh_layout import make_mesh
 from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.layers.experts import Experts
 from jaxgen_models.layers.gating import ActivatedGate
@@ -30,15 +29,22 @@ OPTIONS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 16}
 )
 def test_experts_over_their_own_mesh_axis(golden_dir, name, tensor, expert) -> None:
     folder = golden_dir(name)
-    checkpoint = open_checkpoint(folder)
-    choice = find_policy(checkpoint.config, checkpoint.source.tensors())
-    layout = MeshLayout(make_mesh(tensor=tensor, expert=expert))
-    weights = choice.policy.build_container_map().describe(checkpoint.source, layout)
-    described = Described(checkpoint, choice.policy, layout, weights, choice.reason)
-    engine = build_engine(load_model(described, "float32"), EngineConfig.from_any(OPTIONS))
+    given = {"tensor_parallel_size": tensor, "expert_parallel_size": expert}
+    engine = build_hf_engine(folder, {"dtype": "float32", **OPTIONS, **given})
+    assert engine.model.mesh.size == tensor * expert
     with np.load(folder / "expected.npz") as expected:
         got = engine.put([0], [expected["prompt_2"]], all_logits=True)
         np.testing.assert_allclose(got, expected["logits_2"], atol=2e-4, rtol=0)
+        assert got.argmax(axis=-1).tolist() == expected["logits_2"].argmax(axis=-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "expert", "reason"),
+    [("mixtral", 8, "4 experts"), ("llama_plain", 2, "no experts")],
+)
+def test_experts_that_cannot_be_divided_are_refused(golden_dir, name, expert, reason) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        build_hf_engine(golden_dir(name), {"expert_parallel_size": expert})
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss"])
