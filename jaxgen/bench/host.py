@@ -35,7 +35,8 @@ BLOCK_SIZE = 64
 class StubRunner:
     """A device that costs nothing: each row draws a token that was drawn before it was asked."""
 
-    late_compiles = 0
+    late_compiles = compiled_steps = 0
+    compile_seconds = 0.0
 
     def __init__(self, rows: int, seed: int) -> None:
         """rows: of the largest batch."""
@@ -90,10 +91,16 @@ def stub_engine(sequences: int, longest: int, seed: int) -> InferenceEngine:
 
 
 def stub_tokenizer() -> Tokenizer:
-    """A byte-level vocabulary: each token spells one to four letters."""
-    alphabet = sorted(ByteLevel.alphabet())
-    words = (f"{a}{b}{c}" for a in alphabet for b in alphabet for c in alphabet)
-    vocab = {word: number for number, word in enumerate(alphabet)}
+    """A byte-level vocabulary: all bytes, then words of three letters, with a space and without."""
+    space, letters = "\u0120", "abcdefghijklmnopqrstuvwxyz"
+    words = (
+        f"{begin}{a}{b}{c}"
+        for begin in (space, "")
+        for a in letters
+        for b in letters
+        for c in letters
+    )
+    vocab = {byte: number for number, byte in enumerate(sorted(ByteLevel.alphabet()))}
     while len(vocab) < VOCAB:
         vocab[next(words)] = len(vocab)
     backend = tokenizers.Tokenizer(BPE(vocab, []))
@@ -152,11 +159,10 @@ def _schedule_seconds(sequences: int, input_len: int, output_len: int, seed: int
     while scheduler.unfinished:
         begun = time.perf_counter()
         plan = scheduler.begin_step()
-        rows = plan.rows()
-        pack_rows(engine.buckets.fit(rows.counts), rows, engine.state)
+        pack_rows(engine.buckets.fit(plan.counts), scheduler.rows, engine.state)
         scheduler.dispatched(plan)
         taken = time.perf_counter() - begun
-        if rows.counts == [1] * sequences:
+        if len(plan.decodes) == sequences:
             seconds.append(taken)
         for chunk in plan.chunks:
             if chunk.emit:

@@ -35,11 +35,11 @@ class Continuation:
         self._end_ids = self._stop_ids.union(() if params.ignore_eos else eos_ids)
         self._min_tokens = params.min_tokens
         self._completion = CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+        self._ids = self._completion.token_ids
         output.outputs.append(self._completion)
-        self._detokenizer = (
-            None
-            if tokenizer is None or not params.detokenize
-            else IncrementalDetokenizer(
+        self._detokenizer: IncrementalDetokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = IncrementalDetokenizer(
                 tokenizer,
                 stop=params.stop,
                 min_tokens=params.min_tokens,
@@ -47,7 +47,7 @@ class Continuation:
                 skip_special_tokens=params.skip_special_tokens,
                 continues_text=True,
             )
-        )
+            self._completion.pieces = self._detokenizer.pieces
 
     def scheduled(self, now: float) -> None:
         """Its first step, or the first since it was preempted, is dispatched."""
@@ -62,11 +62,10 @@ class Continuation:
         sampled: on the host; the token's log-probabilities are in its `row`.
         """
         completion, detokenizer = self._completion, self._detokenizer
-        ids = completion.token_ids
-        ids.append(token)
+        self._ids.append(token)
         if completion.logprobs is not None:
             completion.logprobs.append(self._logprob(token, sampled, row))
-        if token in self._end_ids and len(ids) > self._min_tokens:
+        if token in self._end_ids and len(self._ids) > self._min_tokens:
             completion.stop_reason = token if token in self._stop_ids else None
             if detokenizer is not None and self.params.include_stop_str_in_output:
                 detokenizer.push(token)  # otherwise the id that ends it is no text
@@ -74,8 +73,7 @@ class Continuation:
             return True
         if detokenizer is None:
             return False
-        if detokenizer.push(token):
-            completion.text = detokenizer.text
+        detokenizer.push(token)
         if detokenizer.stop is None:
             return False
         completion.stop_reason = detokenizer.stop
@@ -95,7 +93,6 @@ class Continuation:
     def _close(self, reason: FinishReason) -> None:
         if self._detokenizer is not None:
             self._detokenizer.finish()
-            self._completion.text = self._detokenizer.text
         self._completion.finish_reason = reason
 
     def _logprob(self, token: int, sampled: Sampled, row: int) -> TokenLogprob:

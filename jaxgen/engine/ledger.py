@@ -53,7 +53,7 @@ class Ledger:
     @property
     def load(self) -> tuple[int, int]:
         """(continuations that run, those that wait)."""
-        waiting = len(self.scheduler.waiting)
+        waiting = self.scheduler.num_waiting
         return len(self.continuations) - waiting, waiting
 
     def submit(
@@ -152,9 +152,9 @@ class Ledger:
         self._changed.clear()
         self._ended.clear()
 
-    def touch(self, output: RequestOutput) -> None:
-        """The output has changed: `take_changed` will tell of it."""
-        self._changed[output.request_id] = output
+    def touch(self, outputs: Items[RequestOutput]) -> None:
+        """The outputs have changed: `take_changed` will tell of them."""
+        self._changed.update([(output.request_id, output) for output in outputs])
 
     def take_changed(self) -> list[RequestOutput]:
         """The outputs that have changed since the last call; finished ones are forgotten."""
@@ -180,7 +180,7 @@ class Ledger:
             else:
                 continue
             self.end(continuation.request)
-            self.touch(continuation.output)
+            self.touch([continuation.output])
 
     def slot_row(self, request: Request) -> SlotRow:
         """What its slot in the sampler must hold, now that it has said what it has."""

@@ -20,9 +20,10 @@ from jaxgen.engine.outputs import FinishReason, RequestOutput
 from jaxgen.engine.scoring import ScoredChunk, scored_chunks, scoring_bucket, targets
 from jaxgen.grammar.compiler import Grammar, GrammarCompiler
 from jaxgen.ragged.batch import pack_rows
+from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import Sampled, SamplingParams, TokenLogprobs, largest
 from jaxgen.schedule.limits import Limits
-from jaxgen.schedule.request import Request
+from jaxgen.schedule.request import Status
 from jaxgen.schedule.split_fuse import Plan
 from jaxgen.schedule.verdict import SchedulingError, SchedulingResult
 from jaxgen.text.tokenizer import Tokenizer
@@ -30,10 +31,11 @@ from jaxgen.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A dispatched step: which row samples for which request, and which prompts it scores."""
+    """A dispatched step: which row samples for which continuation, and which prompts it scores."""
 
     sampled: Sampled
-    rows: tuple[tuple[int, Request], ...]
+    rows: Items[int]
+    continuations: Items[Continuation]
     scores: TokenLogprobs | None
     scored: tuple[ScoredChunk, ...]
 
@@ -87,6 +89,11 @@ class GenerationLoop:
     def load(self) -> tuple[int, int]:
         """(continuations that run, those that wait)."""
         return self._ledger.load
+
+    @property
+    def deferred(self) -> int:
+        """Of those that wait, how many do so for something else than room: a grammar's mask."""
+        return sum(request.waits for request in self._scheduler.waiting)
 
     def submit(
         self,
@@ -155,23 +162,24 @@ class GenerationLoop:
     def _dispatch(self) -> bool:
         """Plans, packs and sends a step; False if there is nothing to compute."""
         plan = self._scheduler.begin_step()
-        if not plan.chunks:
+        if plan.empty:
             return False
         engine, continuations = self.engine, self._ledger.continuations
-        rows = [continuations[chunk.request.uid] for chunk in plan.chunks]
+        rows = [continuations[request.uid] for request in plan.requests]
         for request in plan.admitted:
             engine.runner.admit(engine.state[request.uid].slot, self._ledger.slot_row(request))
-        self._write_masks(plan, rows)
+        emitting = [*range(len(plan.decodes))]
+        emitting += [row for row, c in enumerate(plan.prompts, len(emitting)) if c.emit]
+        samplers = [rows[row] for row in emitting] if plan.prompts else rows
+        self._write_masks(samplers)
         scored: tuple[ScoredChunk, ...] = ()
         if self._ledger.scored:
             scored = scored_chunks(plan, self._ledger.scored, engine.buckets.row_alignment)
-        bucket = (
-            scoring_bucket(engine.buckets, plan)
-            if scored
-            else engine.buckets.fit([chunk.count for chunk in plan.chunks])
-        )
-        align = engine.buckets.row_alignment
-        packed = pack_rows(bucket, plan.rows(), engine.state, row_alignment=align)
+        buckets, packable = engine.buckets, self._scheduler.rows
+        blocks = engine.state.arrays.widest(packable.indices)
+        bucket = scoring_bucket(buckets, plan) if scored else buckets.fit(plan.counts, blocks)
+        align = buckets.row_alignment
+        packed = pack_rows(bucket, packable, engine.state, row_alignment=align)
         scores = None
         if scored:
             sampled, scores = engine.runner.score(bucket, packed, targets(scored, bucket.tokens))
@@ -179,32 +187,35 @@ class GenerationLoop:
             demand = largest({row.demand for row in rows})
             sampled = engine.runner.sample(bucket, packed, demand)
         self._scheduler.dispatched(plan)
-        self._count(plan)
-        emitting = tuple(
-            (row, chunk.request) for row, chunk in enumerate(plan.chunks) if chunk.emit
-        )
-        self._in_flight.append(_InFlight(sampled, emitting, scores, scored))
+        self._count(plan, bucket)
+        self._in_flight.append(_InFlight(sampled, emitting, samplers, scores, scored))
         return True
 
-    def _write_masks(self, plan: Plan, rows: list[Continuation]) -> None:
-        """Sends the masks of the rows that draw under one; they sit out until they are read."""
+    def _write_masks(self, samplers: Items[Continuation]) -> None:
+        """Sends the masks of those who draw under one; they sit out until they are read."""
         slots, masks = [], []
-        for chunk, row in zip(plan.chunks, rows, strict=True):
-            if row.constraint is not None and chunk.emit:
-                chunk.request.waits = row.constraint.changes
-                slots.append(self.engine.state[chunk.request.uid].slot)
-                masks.append(row.constraint.mask)
+        for continuation in samplers:
+            constraint, request = continuation.constraint, continuation.request
+            if constraint is not None:
+                request.waits = constraint.changes
+                slots.append(self.engine.state[request.uid].slot)
+                masks.append(constraint.mask)
         if slots:
             self.engine.runner.write_masks(slots, np.stack(masks))
 
-    def _count(self, plan: Plan) -> None:
+    def _count(self, plan: Plan, bucket: Bucket) -> None:
         counters, cache = self.counters, self.engine.state.prefix_cache
+        tokens = self._scheduler.rows.token_ids.size
         counters.steps += 1
+        counters.step_tokens.observe(tokens)
+        counters.padding_tokens += bucket.tokens - tokens
         counters.preemptions = self._scheduler.preemptions
-        for chunk in plan.chunks:
-            left = len(chunk.request.prompt_ids) - chunk.start
-            if left > 0:
-                counters.prompt_tokens += min(chunk.count, left)
+        # A decode may compute the last token of a prompt, where just that one was left.
+        begun = [row for row, request in enumerate(plan.decodes) if not request.output_ids]
+        computed = sum(plan.starts[row] < len(plan.decodes[row].prompt_ids) for row in begun)
+        for chunk in plan.prompts:
+            computed += max(0, min(chunk.count, len(chunk.request.prompt_ids) - chunk.start))
+        counters.prompt_tokens += computed
         if not plan.admitted:
             return
         if cache is not None:
@@ -224,34 +235,36 @@ class GenerationLoop:
         if scores is not None:
             for chunk in step.scored:
                 chunk.read(scores)
-        tokens, bad = sampled.tokens.tolist(), sampled.bad.tolist()
-        ledger, scheduler, continuations = self._ledger, self._scheduler, self._ledger.continuations
-        received = 0
-        for row, request in step.rows:
-            continuation = continuations.get(request.uid)
-            if continuation is None:
+        tokens, ledger = sampled.tokens.tolist(), self._ledger
+        bad = sampled.bad.tolist() if sampled.bad.any() else None
+        changed: list[RequestOutput] = []
+        failed, finished = 0, Status.FINISHED
+        for row, continuation in zip(step.rows, step.continuations, strict=True):
+            request, output = continuation.request, continuation.output
+            if request.status is finished:
                 continue  # it ended while this step was under way
-            output = continuation.output
-            ledger.touch(output)
-            if bad[row]:
+            changed.append(output)
+            if bad is not None and bad[row]:
                 continuation.fail(
                     "the model's logits are not finite, or the request's parameters together "
                     "forbid every token"
                 )
                 ledger.end(request)
+                failed += 1
                 continue
             token = tokens[row]
             stop = continuation.receive(token, sampled, row)
-            scheduler.receive(request, token, stop=stop)
-            received += 1
+            request.receive(token)
             if output.times.first_token is None:
                 output.times.first_token = now
             if stop or len(request.output_ids) >= request.max_tokens:
                 continuation.finish(FinishReason.LENGTH)
                 ledger.end(request)
-            elif continuation.constraint is not None and request.waits:
+            elif request.waits and continuation.constraint is not None:
                 ledger.masks.compute(request.uid, continuation.constraint, token)
-        self.counters.generation_tokens += received
+        ledger.touch(changed)
+        self.counters.corrupted += failed
+        self.counters.generation_tokens += len(changed) - failed
 
     def _starved(self) -> SchedulingError:
         """Requests wait, none runs, no step is under way: whoever else uses the engine is why."""

@@ -26,17 +26,28 @@ class TokenLogprob:
 class CompletionOutput:
     """One continuation.
 
-    text is empty where nothing detokenises. stop_reason: the stop string or stop token id that
-    ended it; None after EOS or at full length. error: what went wrong, if finish_reason is ERROR.
+    pieces: of its text, as tokens made them certain; none where nothing detokenises. stop_reason:
+    the stop string or stop token id that ended it; None after EOS or at full length. error: what
+    went wrong, if finish_reason is ERROR.
     """
 
     index: int
     token_ids: list[int] = field(default_factory=list)
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    _text: str = field(default="", init=False, repr=False, compare=False)
+    _joined: int = field(default=0, init=False, repr=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        """All of its text so far, put together when it is asked for: it may be long."""
+        if self._joined < len(self.pieces):
+            self._text += "".join(self.pieces[self._joined :])
+            self._joined = len(self.pieces)
+        return self._text
 
 
 @dataclass(slots=True)

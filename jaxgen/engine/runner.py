@@ -6,6 +6,7 @@ waits for the device.
 
 import logging
 import os
+import time
 from collections.abc import Iterable, Sequence as Items
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -48,6 +49,7 @@ class StepRunner:
     """Device state and the jitted steps over it.
 
     late_compiles: steps that were compiled after `warm_up`, each of which stalled every request.
+    compile_seconds: what `warm_up` took.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class StepRunner:
         """eager: steps run op by op, so that a debugger and the faulty line meet."""
         self.model = model
         self.late_compiles = 0
+        self.compile_seconds = 0.0
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._num_slots = num_slots
@@ -102,6 +105,11 @@ class StepRunner:
             self._sampler = sampling.write_masks(self._sampler, slots, masks)
         except jax.errors.JaxRuntimeError as error:
             raise StepFailed(f"masks could not be written on the device: {error}") from error
+
+    @property
+    def compiled_steps(self) -> int:
+        """Programs of steps that there are."""
+        return len(self._steps)
 
     @property
     def sampling_kinds(self) -> tuple[Demand, ...]:
@@ -162,6 +170,7 @@ class StepRunner:
         """
         if self._eager:
             return
+        began = time.monotonic()
         wanted = [key for key in keys if key not in self._steps]
         steps = {key: self._trace(key) for key in wanted}
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -174,6 +183,7 @@ class StepRunner:
         for state in sampling.compile_mask_sizes(self._sampler):
             self._sampler = state
         self._warm = True
+        self.compile_seconds += time.monotonic() - began
 
     def compiled(self, key: StepKey) -> Compiled:
         """A step's program, to be looked at: memory, aliases, HLO. Nothing is run or kept."""

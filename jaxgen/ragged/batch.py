@@ -6,6 +6,7 @@ not own hold an id just past the pool, so that nothing can map to a live block.
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ class StepBatch:
 
 def packed_size(bucket: Bucket, groups: int) -> int:
     """Length of the packed vector for a bucket and a number of cache groups."""
-    return sum(_aligned(size) for size in _sizes(bucket, groups).values())
+    return _layout(bucket, groups)[1]
 
 
 def pack(
@@ -74,10 +75,10 @@ def pack(
 ) -> np.ndarray:
     """As `pack_rows`, for rows that are given one by one."""
     rows = StepRows(
-        indices=[item.sequence.index for item in items],
-        counts=[len(item.tokens) for item in items],
-        token_ids=list(chain.from_iterable(item.tokens for item in items)),
-        emit=[item.emit for item in items],
+        indices=np.array([item.sequence.index for item in items], np.intp),
+        counts=np.array([len(item.tokens) for item in items], np.int32),
+        token_ids=np.array([*chain.from_iterable(item.tokens for item in items)], np.int32),
+        emit=np.array([item.emit for item in items], bool),
     )
     return pack_rows(bucket, rows, state, row_alignment=row_alignment)
 
@@ -90,16 +91,15 @@ def pack_rows(
     row_alignment: row spans begin at multiples of it. ValueError if the batch does not fit the
     bucket, or a row's tokens are not those in flight.
     """
-    live, arrays = len(rows.indices), state.arrays
-    indices = np.asarray(rows.indices, np.intp)
-    counts = np.asarray(rows.counts, np.int32)
-    spans = -(-counts // row_alignment) * row_alignment
-    _check_fit(bucket, indices, counts, int(spans.sum()), state)
-    starts = np.cumsum(spans, dtype=np.int32) - spans
+    indices, counts, token_ids, emit = rows
+    live = indices.size
+    seen, in_flight, anchors, slots, ends = state.arrays.gather(indices)
+    spans = counts if row_alignment == 1 else -(-counts // row_alignment) * row_alignment
+    starts = spans.cumsum(dtype=np.int32) - spans
+    _check_fit(bucket, counts, in_flight, tokens=int(spans.sum()), widest=int(ends.max(initial=0)))
 
     packed = np.zeros(packed_size(bucket, len(state.groups)), np.int32)
     parts = _split(packed, bucket, len(state.groups))
-    token_ids = np.asarray(rows.token_ids, np.int32)
     if row_alignment == 1:
         parts["token_ids"][: token_ids.size] = token_ids
     else:
@@ -110,18 +110,21 @@ def pack_rows(
     parts["starts"][live:] = bucket.tokens
     parts["starts"][:live] = starts
     parts["query_lengths"][:live] = counts
-    parts["kv_lengths"][:live] = arrays.seen[indices] + arrays.in_flight[indices]
-    parts["anchors"][:live] = arrays.anchors[indices]
+    parts["kv_lengths"][:live] = seen + in_flight
+    parts["anchors"][:live] = anchors
     parts["slots"][live:] = state.num_slots
-    parts["slots"][:live] = arrays.slots[indices]
-    parts["emit"][:live] = rows.emit
+    parts["slots"][:live] = slots
+    parts["emit"][:live] = emit
     parts["last_index"][:live] = starts + counts - 1
     parts["num_rows"][:] = live
     for group, table in enumerate(state.tables):
         target = parts[f"block_table{group}"].reshape(bucket.rows, bucket.blocks)
         target[live:] = state.num_blocks[group]
-        # Indexing would make a copy of its own first, and tables of long contexts have megabytes.
-        np.take(table[:, : bucket.blocks], indices, axis=0, out=target[:live], mode="clip")
+        if bucket.blocks == table.shape[1]:
+            # Indexing would make a copy of its own first, and such tables may have megabytes.
+            table.take(indices, axis=0, out=target[:live], mode="clip")
+        else:  # `take` would first make a copy of that part of all rows
+            target[:live] = table[indices, : bucket.blocks]
     return packed
 
 
@@ -150,16 +153,19 @@ def unpack(packed: Int32, bucket: Bucket, groups: int) -> StepBatch:
 
 def _split(packed: Int32, bucket: Bucket, groups: int) -> dict[str, Int32]:
     """The named parts of a packed vector, as views where numpy is."""
-    parts, begin = {}, 0
-    for name, size in _sizes(bucket, groups).items():
-        parts[name] = packed[begin : begin + size]
-        begin += _aligned(size)
-    return parts
+    return {name: packed[part] for name, part in _layout(bucket, groups)[0].items()}
 
 
-def _sizes(bucket: Bucket, groups: int) -> dict[str, int]:
+@cache
+def _layout(bucket: Bucket, groups: int) -> tuple[dict[str, slice], int]:
+    """Where each part lies in the packed vector, and how long that is."""
     sizes = {"token_ids": bucket.tokens, **dict.fromkeys(_PER_ROW, bucket.rows), "num_rows": 1}
-    return sizes | {f"block_table{g}": bucket.rows * bucket.blocks for g in range(groups)}
+    sizes |= {f"block_table{g}": bucket.rows * bucket.blocks for g in range(groups)}
+    parts, begin = {}, 0
+    for name, size in sizes.items():
+        parts[name] = slice(begin, begin + size)
+        begin += _aligned(size)
+    return parts, begin
 
 
 def _aligned(size: int) -> int:
@@ -168,20 +174,18 @@ def _aligned(size: int) -> int:
 
 
 def _check_fit(
-    bucket: Bucket, indices: np.ndarray, counts: np.ndarray, tokens: int, state: StateManager
+    bucket: Bucket, counts: np.ndarray, in_flight: np.ndarray, *, tokens: int, widest: int
 ) -> None:
-    if indices.size > bucket.rows or tokens > bucket.tokens:
-        raise ValueError(f"{indices.size} rows with {tokens} tokens do not fit {bucket}.")
+    if counts.size > bucket.rows or tokens > bucket.tokens:
+        raise ValueError(f"{counts.size} rows with {tokens} tokens do not fit {bucket}.")
     if bucket.decode and (counts != 1).any():
         raise ValueError(f"A decode bucket takes rows of one token, got {counts.tolist()}.")
-    in_flight = state.arrays.in_flight[indices]
-    wrong = np.flatnonzero((counts != in_flight) | (in_flight == 0))
-    if wrong.size:
-        row = wrong[0]
+    wrong = (counts != in_flight) | (in_flight == 0)
+    if wrong.any():
+        row = wrong.argmax()
         raise ValueError(
             f"Row {row} has {in_flight[row]} tokens in flight, the batch brings {counts[row]}: "
             "reserve them before packing, commit after."
         )
-    widest = int(state.arrays.end_blocks[indices].max(initial=0))
     if widest > bucket.blocks:
         raise ValueError(f"A row has {widest} blocks, too many for {bucket}.")

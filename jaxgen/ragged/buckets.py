@@ -9,6 +9,9 @@ from dataclasses import dataclass
 SMALLEST_MIXED = 16
 FEW_ROWS = 8
 
+SMALL_TABLE = 2**16
+"""Entries, 256 KiB: to pack and send a larger block table costs a good part of a decode step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
@@ -46,6 +49,8 @@ class Buckets:
         """Buckets for batches of at most max_tokens tokens (padding not counted) and max_rows rows.
 
         Rows of decode buckets are powers of two, then max_rows: fewer than twice the rows needed.
+        Where many rows of max_blocks make a large table there is one more, as wide as a small table
+        allows: long contexts are the exception. Mixed steps take long enough to hide theirs.
         Tokens of mixed buckets are powers of two from 16, then the most that alignment can make of
         max_tokens: fewer than twice the tokens needed (spans aligned), or 16. Their rows are 8 or
         max_rows. ValueError unless 1 <= max_rows <= max_tokens and the others are at least 1.
@@ -56,8 +61,9 @@ class Buckets:
                 f"got {max_rows}, {max_tokens}, {max_blocks} and {row_alignment}."
             )
         decode = tuple(
-            Bucket(rows * row_alignment, rows, max_blocks, decode=True)
+            Bucket(rows * row_alignment, rows, blocks, decode=True)
             for rows in _doubling(1, max_rows)
+            for blocks in sorted({min(max_blocks, max(1, SMALL_TABLE // rows)), max_blocks})
         )
         padded = max_tokens + (row_alignment - 1) * max_rows
         most = padded // row_alignment * row_alignment
@@ -75,16 +81,20 @@ class Buckets:
         yield from self.decode
         yield from self.mixed
 
-    def fit(self, token_counts: Sequence[int]) -> Bucket:
-        """The smallest bucket for rows with these numbers of tokens. NoBucket if there is none."""
+    def fit(self, token_counts: Sequence[int], blocks: int | None = None) -> Bucket:
+        """The smallest bucket for rows with these numbers of tokens. NoBucket if there is none.
+
+        blocks: the most that one of them owns; None for any number.
+        """
         rows = len(token_counts)
         if max(token_counts, default=1) == 1:
             tokens, kind = rows * self.row_alignment, self.decode
         else:
             align = self.row_alignment
             tokens, kind = sum(-(-count // align) * align for count in token_counts), self.mixed
+        wanted = kind[-1].blocks if blocks is None else blocks
         for bucket in kind:
-            if tokens <= bucket.tokens and rows <= bucket.rows:
+            if tokens <= bucket.tokens and rows <= bucket.rows and wanted <= bucket.blocks:
                 return bucket
         raise NoBucket(
             f"{rows} rows with {tokens} tokens (spans aligned to {self.row_alignment}) exceed the "

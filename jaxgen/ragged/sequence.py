@@ -44,16 +44,22 @@ class SequenceArrays:
         are owned, in each cache group g.
     """
 
-    __slots__ = ("anchors", "end_blocks", "first_blocks", "in_flight", "seen", "slots")
+    __slots__ = ("_numbers", "anchors", "end_blocks", "first_blocks", "in_flight", "seen", "slots")
 
     def __init__(self, max_tracked: int, num_slots: int, num_groups: int) -> None:
         """Nothing is in the cache."""
-        self.seen = np.zeros(max_tracked + 1, np.int32)
-        self.in_flight = np.zeros(max_tracked + 1, np.int32)
-        self.anchors = np.zeros(max_tracked + 1, np.int32)
-        self.slots = np.full(max_tracked + 1, num_slots, np.int32)
-        self.end_blocks = np.zeros(max_tracked + 1, np.int32)
+        self._numbers = np.zeros((5, max_tracked + 1), np.int32)
+        self.seen, self.in_flight, self.anchors, self.slots, self.end_blocks = self._numbers
+        self.slots[:] = num_slots
         self.first_blocks = np.zeros((num_groups, max_tracked + 1), np.int32)
+
+    def gather(self, indices: np.ndarray) -> np.ndarray:
+        """int32 [5, rows], a copy: seen, in_flight, anchors, slots, end_blocks of these rows."""
+        return self._numbers[:, indices]
+
+    def widest(self, indices: np.ndarray) -> int:
+        """Width of the block table that these rows need."""
+        return int(self.end_blocks[indices].max(initial=0))
 
     def begin(self, index: int, slot: int, anchor: int) -> None:
         """The row belongs to a new sequence, with nothing in the cache."""

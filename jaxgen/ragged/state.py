@@ -183,17 +183,17 @@ class StateManager:
         The context is not checked. OutOfBlocks, and nothing changes, if all together do not fit.
         """
         arrays = self.arrays
-        lengths = arrays.seen[rows] + arrays.in_flight[rows] + tokens
-        ends = -(-lengths // self.block_size)
-        begins = arrays.end_blocks[rows]
+        seen, in_flight, anchors, _, begins = arrays.gather(rows)
+        in_flight += tokens
+        ends = -(-(seen + in_flight) // self.block_size)
         added = ends - begins
         total = int(added.sum())
         if total:
             self._extend(rows, begins, added, total)
             arrays.end_blocks[rows] = ends
-        arrays.in_flight[rows] += tokens
-        anchors = arrays.anchors[rows]
-        arrays.anchors[rows] = np.where(anchors == 0, tokens, anchors)
+        arrays.in_flight[rows] = in_flight
+        if not anchors.all():
+            arrays.anchors[rows] = np.where(anchors == 0, tokens, anchors)
 
     def _extend(self, rows: np.ndarray, begins: np.ndarray, added: np.ndarray, total: int) -> None:
         for group, free in enumerate(self.free_blocks):

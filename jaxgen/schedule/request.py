@@ -38,6 +38,7 @@ class Request:
     pending: sampled tokens that are not read yet.
     decoding: it runs, and one token must be computed before the next is sampled.
     index: its sequence's row, while it runs.
+    left: tokens that may still be sampled: of max_tokens, neither read nor pending.
     waits: no step may have it now: what it may say next is not known yet. It keeps what it holds.
     started: length of the sequence when it was last begun from its first token.
     bypassed: how often another was admitted that ranks after it.
@@ -57,6 +58,7 @@ class Request:
         "computed",
         "decoding",
         "index",
+        "left",
         "max_tokens",
         "output_ids",
         "pending",
@@ -92,6 +94,7 @@ class Request:
         self.prompt_ids = list(prompt_ids)
         self.output_ids: list[int] = []
         self.max_tokens = max_tokens
+        self.left = max_tokens
         self.priority = priority
         self.arrival = arrival
         self.rank = (priority, arrival, uid)
@@ -136,7 +139,7 @@ class Request:
     @property
     def exhausted(self) -> bool:
         """Whether every token that it may generate has been sampled, read or not."""
-        return len(self.output_ids) + self.pending >= self.max_tokens
+        return self.left <= 0
 
     def token_ids(self, start: int, count: int) -> list[int]:
         """Ids [start, start + count) of prompt and output, UNKNOWN_TOKEN for pending ones."""
@@ -163,7 +166,9 @@ class Request:
     def advance(self, count: int, *, emit: bool) -> None:
         """A step with `count` of its tokens is dispatched; it samples one if `emit`."""
         self.computed += count
-        self.pending += emit
+        if emit:
+            self.pending += 1
+            self.left -= 1
         self.decoding = emit or self.remaining == 1
 
     def receive(self, token: int) -> None:

@@ -10,6 +10,7 @@ from operator import attrgetter
 import numpy as np
 
 from jaxgen.ragged.capacity import Capacity
+from jaxgen.ragged.rows import NO_ROWS
 from jaxgen.ragged.state import StateManager
 from jaxgen.schedule.limits import Limits
 from jaxgen.schedule.request import Request, Status
@@ -21,6 +22,7 @@ class Scheduler:
     """Owns all unfinished requests, and applies plans to a StateManager.
 
     preemptions: how often a request lost its cache to another, or to its own length.
+    rows: of the step that was planned last, as the packer takes them; nothing if it was empty.
     """
 
     __slots__ = (
@@ -31,6 +33,7 @@ class Scheduler:
         "capacity",
         "limits",
         "preemptions",
+        "rows",
         "state",
     )
 
@@ -40,6 +43,7 @@ class Scheduler:
         self.state = state
         self.capacity = Capacity(state)
         self.preemptions = 0
+        self.rows = NO_ROWS
         self._prefix_cache = state.prefix_cache
         self._waiting: list[Request] = []
         self._running: dict[int, Request] = {}
@@ -51,8 +55,13 @@ class Scheduler:
         return tuple(self._waiting)
 
     @property
+    def num_waiting(self) -> int:
+        """How many requests hold nothing."""
+        return len(self._waiting)
+
+    @property
     def running(self) -> tuple[Request, ...]:
-        """Requests that hold blocks and a slot."""
+        """Requests that hold blocks and a slot, in the order of service."""
         return tuple(self._running.values())
 
     @property
@@ -101,13 +110,14 @@ class Scheduler:
         for request in step.bypassed:
             request.bypassed += 1
         if step.admitted:
-            starts = {chunk.request.uid: chunk.start for chunk in step.chunks}
+            starts = {chunk.request.uid: chunk.start for chunk in step.prompts}
             for request in step.admitted:
                 self._admit(request, starts[request.uid])
-        if step.chunks:
-            rows = np.array([chunk.request.index for chunk in step.chunks])
-            counts = np.array([chunk.count for chunk in step.chunks])
-            self.state.reserve_rows(rows, counts)
+            ranked = sorted(self._running.values(), key=attrgetter("rank"))
+            self._running = {request.uid: request for request in ranked}
+        self.rows = NO_ROWS if step.empty else step.rows()
+        if not step.empty:
+            self.state.reserve_rows(self.rows.indices, self.rows.counts)
         return step
 
     def _admit(self, request: Request, cached: int) -> None:
@@ -140,22 +150,36 @@ class Scheduler:
 
         A request that has sampled all it may gives up its state at once; later steps come after.
         """
-        rows: list[int] = []
-        for chunk in step.chunks:
-            request = chunk.request
+        gone: list[int] = []
+        for row, request in enumerate(step.decodes):
             if request.status is not Status.RUNNING:
-                continue  # cancelled between planning and dispatch
-            request.advance(chunk.count, emit=chunk.emit)
+                gone.append(row)  # cancelled between planning and dispatch
+                continue
+            request.computed += 1
+            request.pending += 1
+            request.left -= 1
             if request.computed >= request.publish_at:
                 self._publish(request)
-            if request.exhausted:
-                del self._running[request.uid]
-                self.state.flush(request.uid)
-                request.status = Status.ENDING
-            else:
-                rows.append(request.index)
-        if rows:
-            self.state.commit_rows(np.array(rows))
+            if request.left <= 0:
+                self._end(request)
+                gone.append(row)
+        for row, chunk in enumerate(step.prompts, start=len(step.decodes)):
+            request = chunk.request
+            if request.status is Status.RUNNING:
+                request.advance(chunk.count, emit=chunk.emit)
+                if request.computed >= request.publish_at:
+                    self._publish(request)
+                if request.exhausted:
+                    self._end(request)
+            if request.status is not Status.RUNNING:
+                gone.append(row)
+        self.state.commit_rows(np.delete(self.rows.indices, gone) if gone else self.rows.indices)
+
+    def _end(self, request: Request) -> None:
+        """It has sampled all that it may."""
+        del self._running[request.uid]
+        self.state.flush(request.uid)
+        request.status = Status.ENDING
 
     def abandon(self, step: Plan) -> None:
         """The step could not be dispatched: what it reserved is free, whom it began waits on."""

@@ -119,17 +119,17 @@ def replay(
             _submit(scheduler, coming, outcomes[coming])
             coming += 1
         plan = scheduler.begin_step()
-        if plan.chunks:
-            tokens = sum(chunk.count for chunk in plan.chunks)
-            device_free = max(device_free, now) + cost.seconds(tokens, _kv_tokens(plan, state))
+        if not plan.empty:
+            tokens = int(scheduler.rows.counts.sum())
+            device_free = max(device_free, now) + cost.seconds(tokens, _kv_tokens(scheduler))
             scheduler.dispatched(plan)
             in_flight.append((device_free, plan))
             steps, computed = steps + 1, computed + tokens
-        if in_flight and (not plan.chunks or len(in_flight) > depth):
+        if in_flight and (plan.empty or len(in_flight) > depth):
             done, step = in_flight.popleft()
             now = max(now, done)
             _read(scheduler, step, outcomes, now)
-        elif not plan.chunks and coming < len(arrivals):
+        elif plan.empty and coming < len(arrivals):
             now = max(now, arrivals[coming].time)
     return Replayed(outcomes, steps, computed, scheduler.preemptions)
 
@@ -150,9 +150,9 @@ def _submit(scheduler: Scheduler, uid: int, outcome: Outcome) -> None:
         outcome.refused = True
 
 
-def _kv_tokens(plan: Plan, state: StateManager) -> int:
-    rows = [chunk.request.index for chunk in plan.chunks]
-    return int((state.arrays.seen[rows] + state.arrays.in_flight[rows]).sum())
+def _kv_tokens(scheduler: Scheduler) -> int:
+    rows, arrays = scheduler.rows.indices, scheduler.state.arrays
+    return int((arrays.seen[rows] + arrays.in_flight[rows]).sum())
 
 
 def _read(scheduler: Scheduler, step: Plan, outcomes: list[Outcome], now: float) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
+import numpy as np
+
 from jaxgen.ragged.capacity import Release
 from jaxgen.ragged.prefix_cache import Hit
 from jaxgen.ragged.rows import StepRows
@@ -24,7 +26,7 @@ So many of them together do the same."""
 _RANK = attrgetter("rank")
 
 
-@dataclass(slots=True)  # frozen ones take four times as long to make, and there are hundreds a step
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """Tokens [start, start + count) of a request in this step; before an admitted one's are cached.
 
@@ -46,38 +48,62 @@ class Chunk:
 class Plan:
     """One step: first flush the preempted, then track the admitted, then compute the chunks.
 
+    decodes: each computes one token, at `starts`, and samples the next. There are hundreds, step
+        after step, so that they have no objects of their own.
+    prompts: everything else; their rows come after those of the decodes.
     bypassed: waiting requests which lack blocks and rank before an admitted one.
     """
 
-    chunks: tuple[Chunk, ...]
-    preempted: tuple[Request, ...]
-    admitted: tuple[Request, ...]
-    bypassed: tuple[Request, ...]
+    decodes: Sequence[Request]
+    starts: Sequence[int]
+    prompts: Sequence[Chunk]
+    preempted: Sequence[Request]
+    admitted: Sequence[Request]
+    bypassed: Sequence[Request]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self.decodes and not self.prompts
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """All rows in the same form, for whoever does not count microseconds."""
+        decodes = zip(self.decodes, self.starts, strict=True)
+        return [*(Chunk(request, start, 1, True) for request, start in decodes), *self.prompts]
+
+    @property
+    def requests(self) -> list[Request]:
+        """Whose rows they are, in their order."""
+        return [*self.decodes, *[chunk.request for chunk in self.prompts]]
+
+    @property
+    def counts(self) -> list[int]:
+        """Tokens of each row."""
+        return [1] * len(self.decodes) + [chunk.count for chunk in self.prompts]
 
     def rows(self) -> StepRows:
-        """The chunks as the packer takes them, once they are reserved."""
-        token_ids: list[int] = []
-        for chunk in self.chunks:
-            request = chunk.request
-            if chunk.count > 1:
-                token_ids += chunk.token_ids
-            elif request.pending:
-                token_ids.append(UNKNOWN_TOKEN)
-            else:
-                token_ids.append(request.token_id(chunk.start))
-        return StepRows(
-            indices=[chunk.request.index for chunk in self.chunks],
-            counts=[chunk.count for chunk in self.chunks],
-            token_ids=token_ids,
-            emit=[chunk.emit for chunk in self.chunks],
-        )
+        """The rows as the packer takes them, once the admitted are tracked."""
+        rows = len(self.decodes) + len(self.prompts)
+        counts, emit = np.ones(rows, np.int32), np.ones(rows, bool)
+        pending = [request.pending for request in self.decodes]
+        token_ids = [UNKNOWN_TOKEN] * len(pending)
+        if not all(pending):
+            for row, request in enumerate(self.decodes):
+                if not request.pending:
+                    token_ids[row] = request.token_id(self.starts[row])
+        for row, chunk in enumerate(self.prompts, start=len(self.decodes)):
+            token_ids += chunk.token_ids
+            counts[row], emit[row] = chunk.count, chunk.emit
+        indices = np.array([request.index for request in self.requests], np.intp)
+        return StepRows(indices, counts, np.array(token_ids, np.int32), emit)
 
 
 def plan(
     waiting: Sequence[Request], running: Iterable[Request], limits: Limits, capacity: Capacity
 ) -> Plan:
-    """The next step for requests that wait, sorted by rank, and run; none running is exhausted.
-    Who `waits` is left out.
+    """The next step for requests that wait and that run, both sorted by rank; none that runs is
+    exhausted. Who `waits` is left out.
 
     1. Each decode gets one token. If blocks lack, the running request that ranks last is preempted,
        until they suffice. Requests that outgrew Limits.recompute_at are preempted too.
@@ -87,7 +113,7 @@ def plan(
        blocks is passed by, MAX_BYPASSED times at most. Nobody is admitted in a step that preempts.
     3. The rest of the budget goes to prompts by `share`, one priority after another.
     """
-    kept = sorted(running, key=_RANK)
+    kept = list(running)
     restarting: list[Request] = []
     release = capacity.release()
     if limits.recompute_at is not None:
@@ -112,11 +138,11 @@ def plan(
 
     admitted: list[Request] = []
     if candidates:
-        scheduled = {chunk.request.uid for chunk in step.chunks}
+        scheduled = {chunk.request.uid for chunk in step.prompts}
         admitted = [request for request in candidates if request.uid in scheduled]
     last = max((request.rank for request in admitted), default=None)
     bypassed = [request for request in passed if last is not None and request.rank < last]
-    return Plan(tuple(step.chunks), tuple(preempted), tuple(admitted), tuple(bypassed))
+    return Plan(step.decodes, step.starts, step.prompts, preempted, admitted, bypassed)
 
 
 class _Step:
@@ -125,14 +151,16 @@ class _Step:
     hits: what waiting requests that were looked at would find in the cache.
     """
 
-    __slots__ = ("budget", "capacity", "chunks", "free", "hits", "limits")
+    __slots__ = ("budget", "capacity", "decodes", "free", "hits", "limits", "prompts", "starts")
 
     def __init__(self, limits: Limits, capacity: Capacity, release: Release) -> None:
         self.limits = limits
         self.capacity = capacity
         self.budget = limits.max_tokens
         self.free = [a + b for a, b in zip(capacity.free_blocks, release.blocks, strict=True)]
-        self.chunks: list[Chunk] = []
+        self.decodes: list[Request] = []
+        self.starts: list[int] = []
+        self.prompts: list[Chunk] = []
         self.hits: dict[int, Hit] = {}
 
     def hit(self, request: Request) -> Hit:
@@ -151,14 +179,15 @@ class _Step:
     def decode(self, requests: list[Request]) -> None:
         """One token for each, which all fit unless others than requests hold the blocks."""
         size = self.capacity.block_size
-        needed = sum(request.computed % size == 0 for request in requests)
+        starts = [request.computed for request in requests]
+        needed = sum([start % size == 0 for start in starts])
         if needed > min(self.free):
             for request in requests:
                 self.give(request, 1)
             return
         self.free = [blocks - needed for blocks in self.free]
         self.budget -= len(requests)
-        self.chunks += [Chunk(request, request.computed, 1, True) for request in requests]
+        self.decodes, self.starts = requests, starts
 
     def give(self, request: Request, tokens: int) -> None:
         """Schedules up to that many more tokens of a request not yet in the step."""
@@ -173,7 +202,7 @@ class _Step:
         needed = self.capacity.blocks_needed(request.uid, count)
         self.free = [blocks - needed for blocks in free]
         start = hit.tokens if hit else request.computed
-        self.chunks.append(Chunk(request, start, count, emit=count == remaining))
+        self.prompts.append(Chunk(request, start, count, emit=count == remaining))
 
 
 def share(prompts: list[Request], step: _Step) -> None:

@@ -6,13 +6,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from jaxgen.engine.counters import Tally
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.llm import LLM
 from jaxgen.sampling import SamplingParams
 from jaxgen.serving.async_engine_stream import Stream
 from jaxgen.serving.async_engine_thread import EngineThread, News
 from jaxgen.serving.deltas import RequestDelta
-from jaxgen.serving.stats import EngineStats, FinishedRequest
+from jaxgen.serving.stats import EngineStats, FinishedRequest, cache_config_of, stats_of
 from jaxgen.text.tokenizer import Tokenizer
 from jaxgen_checkpoints.errors import RefusedInput
 
@@ -167,24 +168,21 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """The load now, and the counters."""
-        loop = self._thread.loop
-        state, counters = loop.engine.state, loop.counters
-        total = sum(state.num_blocks)
-        running, waiting = loop.load
-        return EngineStats(
-            running=running,
-            waiting=waiting,
-            kv_used_blocks=total - sum(state.free_blocks),
-            kv_total_blocks=total,
-            prefix_hits=counters.prefix_hits,
-            prefix_queries=counters.prefix_queries,
-            prompt_tokens=counters.prompt_tokens,
-            generation_tokens=counters.generation_tokens,
-            preemptions=counters.preemptions,
-            steps=counters.steps,
-            late_compiles=loop.engine.runner.late_compiles,
-            last_step_seconds=counters.last_step_seconds,
-        )
+        return stats_of(self._thread.loop)
+
+    @property
+    def step_tokens(self) -> Tally:
+        """Tokens of each step so far, prompts' and continuations' together; grows on."""
+        return self._thread.loop.counters.step_tokens
+
+    @property
+    def waiting_deferred(self) -> int:
+        """Of the continuations that wait, those that wait for a grammar's mask, not for room."""
+        return self._thread.loop.deferred
+
+    def cache_config(self) -> dict[str, str]:
+        """How the KV cache is set up, by vLLM's names."""
+        return cache_config_of(self._thread.loop.engine)
 
     def add_listener(self, listener: Listener) -> None:
         """Has `listener` called, in asyncio's thread, with each request that ends."""

@@ -53,18 +53,18 @@ class Stream:
             return []
         deltas = []
         for index, completion in enumerate(output.outputs):
-            tokens, characters = self._told[index]
+            tokens, told = self._told[index]
             ids, ended = completion.token_ids, completion.finish_reason is not None
             if len(ids) == tokens and not (ended and index not in self._ended):
                 continue
             if ended:
                 self._ended.add(index)
-            text, logprobs = completion.text, completion.logprobs
-            self._told[index] = (len(ids), len(text))
+            pieces, logprobs = completion.pieces, completion.logprobs
+            self._told[index] = (len(ids), len(pieces))
             deltas.append(
                 CompletionDelta(
                     index,
-                    text[characters:],
+                    "".join(pieces[told:]),
                     ids[tokens:],
                     None if logprobs is None else logprobs[tokens:],
                     completion.finish_reason,

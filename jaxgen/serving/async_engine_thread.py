@@ -159,6 +159,7 @@ def _record(output: RequestOutput) -> FinishedRequest:
         prompt_tokens=len(output.prompt_token_ids),
         cached_tokens=output.cached_tokens,
         generated_tokens=sum(len(completion.token_ids) for completion in output.outputs),
+        longest_tokens=max(len(completion.token_ids) for completion in output.outputs),
         max_tokens=output.max_tokens,
         n=len(output.outputs),
         preemptions=times.preemptions,

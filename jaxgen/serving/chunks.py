@@ -5,6 +5,7 @@ A chunk costs one JSON string, the new text; everything else is bytes that are t
 
 import json
 from collections.abc import Mapping
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from jaxgen.serving.connection import DONE
@@ -65,7 +66,7 @@ class CompletionChunk:
         if head is None:
             head = self._heads[index] = f'{self._envelope.head}{{"index":{index},"text":'
         ending = more or ',"logprobs":null,"finish_reason":null,"stop_reason":null'
-        return f"{head}{json.dumps(text)}{ending}}}{self._envelope.tail}"
+        return f"{head}{quoted(text)}{ending}}}{self._envelope.tail}"
 
 
 class ChatChunk:
@@ -77,7 +78,7 @@ class ChatChunk:
 
     def text(self, index: int, text: str, logprobs: str = "null") -> str:
         """A piece of a choice's content."""
-        return f'{self._head(index)}{{"content":{json.dumps(text)}}}{self._tail(logprobs)}'
+        return f'{self._head(index)}{{"content":{quoted(text)}}}{self._tail(logprobs)}'
 
     def delta(
         self,

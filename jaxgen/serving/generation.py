@@ -65,11 +65,16 @@ async def deltas(serving: Serving, work: Work) -> AsyncGenerator[tuple[int, Requ
         raise bad_request(f"{choices} continuations are asked for at once, at most {most} may", "n")
     ids = [f"{work.public_id}#{next(_numbers)}" for _ in work.prompts]
     with serving.admitted(work.public_id, ids, choices):
-        one = len(ids) == 1
-        stream = _one(serving, work, 0, ids[0]) if one else _several(serving, work, ids)
-        async with aclosing(stream):
-            async for item in stream:
-                yield item
+        if len(ids) > 1:
+            async with aclosing(_several(serving, work, ids)) as stream:
+                async for item in stream:
+                    yield item
+            return
+        watch = _Watch(serving)
+        async with aclosing(_begin(serving, work, 0, ids[0])) as deltas_of_one:
+            async for delta in deltas_of_one:  # each layer of generators costs every token
+                watch.see(delta)
+                yield 0, delta
 
 
 async def collect(serving: Serving, work: Work) -> list[Answered]:
@@ -81,10 +86,9 @@ async def collect(serving: Serving, work: Work) -> list[Answered]:
     return results
 
 
-async def _one(
+def _begin(
     serving: Serving, work: Work, place: int, engine_id: str
-) -> AsyncGenerator[tuple[int, RequestDelta]]:
-    observe, before = serving.metrics.between_tokens, 0.0
+) -> AsyncGenerator[RequestDelta]:
     stream = serving.engine.generate(
         engine_id,
         work.prompts[place].ids,
@@ -92,16 +96,28 @@ async def _one(
         priority=work.priority,
         cache_salt=work.cache_salt,
     )
-    async with aclosing(cast("AsyncGenerator[RequestDelta]", stream)):
-        async for delta in stream:
-            now = time.monotonic()
-            if before:
-                observe(now - before)
-            before = now
-            for completion in delta.completions:
-                if completion.finish_reason is not None:
-                    _check_end(serving, completion)
-            yield place, delta
+    return cast("AsyncGenerator[RequestDelta]", stream)
+
+
+class _Watch:
+    """Looks at one prompt's deltas as they pass: the time between them, and how they end."""
+
+    __slots__ = ("_before", "_observe", "_serving")
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._observe = serving.metrics.between_tokens
+        self._before = 0.0
+
+    def see(self, delta: RequestDelta) -> None:
+        """ApiError for a continuation that did not end by itself."""
+        now = time.monotonic()
+        if self._before:
+            self._observe(now - self._before)
+        self._before = now
+        for completion in delta.completions:
+            if completion.finish_reason is not None:
+                _check_end(self._serving, completion)
 
 
 async def _several(
@@ -111,10 +127,12 @@ async def _several(
     queue: asyncio.Queue[tuple[int, RequestDelta] | Exception | None] = asyncio.Queue(len(ids))
 
     async def pump(place: int, engine_id: str) -> None:
+        watch = _Watch(serving)
         try:
-            async with aclosing(_one(serving, work, place, engine_id)) as stream:
-                async for item in stream:
-                    await queue.put(item)
+            async with aclosing(_begin(serving, work, place, engine_id)) as stream:
+                async for delta in stream:
+                    watch.see(delta)
+                    await queue.put((place, delta))
         except Exception as error:
             await queue.put(error)
         else:

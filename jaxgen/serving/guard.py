@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxgen.serving.connection import CLIENT_GONE, ClientGone
+from jaxgen.serving.connection import CLIENT_GONE, DIRECT_SEND, ClientGone
 from jaxgen.serving.context import Serving
 from jaxgen.serving.errors import ApiError, as_api_error
 
@@ -41,7 +41,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         exchange = _Exchange(send, _request_id(headers.get(REQUEST_ID)))
-        scope.setdefault("state", {})["request_id"] = exchange.request_id
+        state = scope.setdefault("state", {})
+        state["request_id"], state[DIRECT_SEND] = exchange.request_id, send
         began = time.monotonic()
         try:
             self._check_key(scope, headers)

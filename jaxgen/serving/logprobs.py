@@ -45,6 +45,7 @@ class CompletionLogprobs:
     ) -> None:
         """continues_text: a prompt comes before, which is not part of the text."""
         self._names = names
+        self._offset = 0
         self._text = (
             None
             if names.tokenizer is None
@@ -61,9 +62,9 @@ class CompletionLogprobs:
         """The four lists for more tokens. Without an entry (a prompt's first) they hold null."""
         offsets: list[int] = []
         for token in token_ids:
-            offsets.append(len(self._text.text) if self._text else 0)
+            offsets.append(self._offset)
             if self._text is not None:
-                self._text.push(token)
+                self._offset += len(self._text.push(token))
         return {
             "text_offset": offsets,
             "tokens": [self._names.name(token) for token in token_ids],

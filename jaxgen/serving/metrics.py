@@ -1,17 +1,17 @@
 """Prometheus metrics by vLLM's names and buckets, behind a prefix of our own.
 
-Gauges and token counters are read from the engine when they are asked for; what belongs to one
-request is observed once, when it has ended.
+What belongs to one request is observed once, when it has ended; everything else is read from the
+engine when it is asked for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
 
+from jaxgen.engine.counters import Tally
+from jaxgen.serving.metrics_now import EngineNow
 from jaxgen.serving.stats import FinishedRequest
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ N_BUCKETS = (1, 2, 5, 10, 20)
 
 _SECONDS = {
     "time_to_first_token_seconds": ("From a request's arrival to its first token", "first"),
-    "inter_token_latency_seconds": ("Between what one stream is given", "between"),
     "request_time_per_output_token_seconds": ("Of each request's tokens but the first", "between"),
     "e2e_request_latency_seconds": ("From a request's arrival to its end", "request"),
     "request_queue_time_seconds": ("From a request's arrival to its first step", "request"),
@@ -49,6 +48,7 @@ _BUCKETS = {
 _TOKENS = {
     "request_prompt_tokens": "Of each prompt",
     "request_generation_tokens": "Generated for each request",
+    "request_max_num_generation_tokens": "Of each request's longest continuation",
     "request_params_max_tokens": "max_tokens of each request",
     "request_prefill_kv_computed_tokens": "Of each prompt, not found in the prefix cache",
 }
@@ -60,8 +60,8 @@ class Metrics:
 
     def __init__(self, engine: "AsyncEngine", model_name: str, prefix: str) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self.registry.register(_EngineNow(engine, prefix, (model_name, "0")))
-        self._own = {"registry": self.registry, "labelnames": _LABELS}
+        between = Tally(BETWEEN_TOKENS_BUCKETS)
+        self.registry.register(EngineNow(engine, prefix, (model_name, "0"), between))
         labels = (model_name, "0")
         tokens = token_buckets(engine.max_context)
         histograms: dict[str, tuple[str, Sequence[float]]] = {
@@ -107,7 +107,7 @@ class Metrics:
             ("method", "handler"),
             registry=self.registry,
         )
-        self.between_tokens = self._histograms["inter_token_latency_seconds"].observe
+        self.between_tokens = between.observe
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -128,6 +128,7 @@ class Metrics:
             "e2e_request_latency_seconds": request.finished - request.arrival,
             "request_prompt_tokens": request.prompt_tokens,
             "request_generation_tokens": request.generated_tokens,
+            "request_max_num_generation_tokens": request.longest_tokens,
             "request_prefill_kv_computed_tokens": request.prompt_tokens - request.cached_tokens,
             "request_params_n": request.n,
             "request_num_preemptions": request.preemptions,
@@ -150,46 +151,6 @@ class Metrics:
         self._cached.inc(request.cached_tokens)
         for reason in request.finish_reasons:
             self._ended.labels(*self._labels, str(reason)).inc()
-
-
-class _EngineNow(Collector):
-    """The engine's own numbers at the moment of a scrape."""
-
-    def __init__(self, engine: "AsyncEngine", prefix: str, labels: tuple[str, str]) -> None:
-        self._engine = engine
-        self._prefix = prefix
-        self._label_values = labels
-
-    def collect(self) -> Iterator[Metric]:
-        """One family a number."""
-        stats = self._engine.stats()
-        gauges = {
-            "num_requests_running": ("Continuations that hold KV blocks", stats.running),
-            "num_requests_waiting": ("Continuations that wait for KV blocks", stats.waiting),
-            "kv_cache_usage_perc": (
-                "Share of the KV blocks in use, 0 to 1",
-                stats.kv_used_blocks / max(1, stats.kv_total_blocks),
-            ),
-            "kv_cache_total_blocks": ("KV blocks, used and free", stats.kv_total_blocks),
-            "last_step_seconds": ("The host's time from step to step", stats.last_step_seconds),
-        }
-        counters = {
-            "prompt_tokens": ("Prompt tokens computed", stats.prompt_tokens),
-            "generation_tokens": ("Tokens generated", stats.generation_tokens),
-            "prefix_cache_queries": ("Tokens looked up in the cache", stats.prefix_queries),
-            "prefix_cache_hits": ("Tokens found in the cache", stats.prefix_hits),
-            "num_preemptions": ("Continuations put back to be recomputed", stats.preemptions),
-            "steps": ("Steps of the engine", stats.steps),
-            "late_compiles": ("Steps compiled after the warm-up", stats.late_compiles),
-        }
-        for name, (told, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"{self._prefix}:{name}", told, labels=_LABELS)
-            gauge.add_metric(self._label_values, value)
-            yield gauge
-        for name, (told, value) in counters.items():
-            counter = CounterMetricFamily(f"{self._prefix}:{name}", told, labels=_LABELS)
-            counter.add_metric(self._label_values, value)
-            yield counter
 
 
 def token_buckets(longest: int) -> tuple[int, ...]:

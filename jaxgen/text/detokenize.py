@@ -20,8 +20,9 @@ class _Spelling(Protocol):
 class IncrementalDetokenizer:
     """The growing text of one request.
 
-    `text` is what was handed out so far, `stop` the stop string that ended it (None if none did).
-    A token that ends the request (EOS, a stop id) is not to be pushed unless its text is wanted.
+    `pieces` are what was handed out so far, `stop` is the stop string that ended it (None if none
+    did). A token that ends the request (EOS, a stop id) is not to be pushed unless its text is
+    wanted.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class IncrementalDetokenizer:
         `continues_text`: the text goes on where the prompt's ended, so that a SentencePiece
         vocabulary's first space is kept (completions); otherwise it stands alone, as in decode.
         """
-        self.text = ""
+        self.pieces: list[str] = []
         self.stop: str | None = None
         self._stops = tuple(stop)
         self._longest = max((len(text) - 1 for text in self._stops), default=0)
@@ -51,6 +52,12 @@ class IncrementalDetokenizer:
             self._spelling: _Spelling = _Windowed(tokenizer, skip_special_tokens)
         else:
             self._spelling = _Bytes(tokenizer, skip_special_tokens, continues_text)
+        self._add = self._spelling.add
+
+    @property
+    def text(self) -> str:
+        """What was handed out so far, put together anew."""
+        return "".join(self.pieces)
 
     @property
     def done(self) -> bool:
@@ -61,11 +68,12 @@ class IncrementalDetokenizer:
         """Take one more token and return the text that is now certain (often "")."""
         if self.stop is not None:
             return ""
-        self._pushed += 1
-        new = self._spelling.add(token_id)
+        new = self._add(token_id)
         if self._stops:
+            self._pushed += 1
             return self._extend(new, last=False)
-        self.text += new
+        if new:
+            self.pieces.append(new)
         return new
 
     def finish(self) -> str:
@@ -80,7 +88,8 @@ class IncrementalDetokenizer:
         else:
             keep = 0 if last else self._undecided(pending)
             kept, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
-        self.text += kept
+        if kept:
+            self.pieces.append(kept)
         return kept
 
     def _stop_in(self, pending: str, old: int) -> int | None:
@@ -108,27 +117,29 @@ class _Bytes:
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool, continues_text: bool) -> None:
         assert tokenizer.rules is not None
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._whole_text = tokenizer.whole_text
+        self._token_bytes = tokenizer.token_bytes
         self._strip = tokenizer.rules.strip_first_space and not continues_text
-        errors = "replace" if tokenizer.rules.byte_level else "jaxgen_replace_each_byte"
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
-        self._open = False  # whether a character has begun and not ended
+        self._errors = "replace" if tokenizer.rules.byte_level else "jaxgen_replace_each_byte"
+        self._begun = b""  # of a character that has not ended
 
     def add(self, token_id: int) -> str:
-        if self._skip_special and token_id in self._tokenizer.special_ids:
+        if token_id in self._skipped:
             return ""
-        text = None if self._open else self._tokenizer.whole_text(token_id)
+        text = None if self._begun else self._whole_text(token_id)
         if text is None:
-            text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
-            self._open = bool(self._decoder.getstate()[0])
+            known = self._begun + self._token_bytes(token_id)
+            text, used = codecs.utf_8_decode(known, self._errors, False)
+            self._begun = known[used:]
         if self._strip and text:
             self._strip = False
             return text.removeprefix(" ")
         return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        begun, self._begun = self._begun, b""
+        return begun.decode(errors=self._errors)
 
 
 class _Windowed:

@@ -1,5 +1,7 @@
 """Buckets fit every admissible batch closely; unpacking undoes packing; padding is apart."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -66,12 +68,25 @@ def test_the_shapes_are_few():
     assert len(list(buckets)) <= 25
     assert len({*buckets}) == len(list(buckets))
     assert buckets.fit([]).rows == 1
+    assert {bucket.blocks for bucket in buckets} == {8}
     with pytest.raises(NoBucket, match="257 rows with 257 tokens"):
         buckets.fit([1] * 257)
     with pytest.raises(NoBucket, match="1 rows with 2049 tokens"):
         buckets.fit([2049])
     with pytest.raises(ValueError, match="1 <= max_rows <= max_tokens"):
         Buckets.for_limits(max_tokens=4, max_rows=5, max_blocks=1)
+
+
+def test_wide_tables_are_for_those_who_need_them():
+    buckets = Buckets.for_limits(max_tokens=2048, max_rows=256, max_blocks=2048)
+    small = [(bucket.rows, bucket.blocks) for bucket in buckets if bucket.blocks < 2048]
+    assert small == [(64, 1024), (128, 512), (256, 256)]
+    assert len({*buckets}) == len(list(buckets)) <= 28
+    assert buckets.fit([1] * 200, 256).blocks == 256
+    assert buckets.fit([1] * 200, 257).blocks == 2048
+    assert buckets.fit([1] * 200).blocks == 2048
+    assert buckets.fit([1] * 9, 1).blocks == 2048
+    assert buckets.fit([1] * 9 + [2], 1).blocks == 2048
 
 
 @pytest.mark.parametrize(
@@ -94,6 +109,8 @@ def test_round_trip(counts, alignment, seen):
         tokens = [LAST_SAMPLED] if count == 1 else list(range(1000 * uid, 1000 * uid + count))
         items.append(BatchItem(state.reserve(uid, count), tokens, emit=uid != 1))
     bucket = buckets.fit(counts)
+    if seen:  # a table as narrow as it may be
+        bucket = replace(bucket, blocks=max(item.sequence.end_block for item in items))
     packed = pack(bucket, items, state, row_alignment=alignment)
     assert packed.dtype == np.int32
     assert packed.shape == (packed_size(bucket, 2),)
@@ -111,7 +128,7 @@ def test_round_trip(counts, alignment, seen):
         table = np.asarray(rows.block_table)
         for row, item in enumerate(items):
             owned = slice(item.sequence.first_blocks[group], item.sequence.end_block)
-            mine = state.tables[group][item.sequence.index]
+            mine = state.tables[group][item.sequence.index, : bucket.blocks]
             assert np.array_equal(table[row], mine)
             assert (table[row, owned] < state.num_blocks[group]).all()
         assert (table[live:] == state.num_blocks[group]).all()

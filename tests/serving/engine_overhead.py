@@ -23,7 +23,8 @@ from jaxgen.serving.async_engine import AsyncEngine  # noqa: E402
 class FreeDevice:
     """Stands for a StepRunner whose steps take no time, or `seconds`, and give any tokens."""
 
-    late_compiles = 0
+    late_compiles = compiled_steps = 0
+    compile_seconds = 0.0
 
     def __init__(self, runner, vocab: int, rows: int, seconds: float) -> None:
         self.sampling_kinds = runner.sampling_kinds

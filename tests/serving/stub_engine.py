@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 
+from jaxgen.engine.counters import STEP_TOKEN_BOUNDS, Tally
 from jaxgen.engine.outputs import FinishReason, TokenLogprob
 from jaxgen.sampling import SamplingParams
 from jaxgen.serving.deltas import CompletionDelta, RequestDelta
@@ -29,6 +30,8 @@ class StubEngine:
         self.aborted: list[str] = []
         self.listeners = []
         self.fail_with: Exception | None = None
+        self.step_tokens = Tally(STEP_TOKEN_BOUNDS)
+        self.waiting_deferred = 0
 
     async def start(self) -> None:
         """Nothing is to be started."""
@@ -46,7 +49,10 @@ class StubEngine:
         """Nothing is cached."""
 
     def stats(self) -> EngineStats:
-        return EngineStats(len(self.running), 0, 1, 4, 0, 0, 10, 20, 0, 5, 0, 0.01)
+        return EngineStats(len(self.running), 0, 1, 4, 0, 0, 10, 20, 0, 5, 0, 0.01, 6, 0, 7, 1.5)
+
+    def cache_config(self) -> dict[str, str]:
+        return {"block_size": "16", "num_gpu_blocks": "4"}
 
     async def generate(
         self, request_id, prompt, params, *, priority=0, cache_salt=None
@@ -76,7 +82,8 @@ class StubEngine:
     def _record(self, request_id, prompt, params, began, told) -> None:
         now = time.monotonic()
         record = FinishedRequest(
-            *(request_id, began, began, now, now, len(prompt), 0, told, params.max_tokens, 1, 0),
+            *(request_id, began, began, now, now, len(prompt), 0, told, told),
+            *(params.max_tokens, 1, 0),
             finish_reasons=(FinishReason.STOP,),
         )
         for listener in self.listeners:

@@ -1,14 +1,14 @@
-"""The server moves 20,000 tokens a second on one core, when the engine costs nothing."""
+"""Server, and engine and server together, move 20,000 tokens a second on one core."""
 
 import pytest
 
-from tests.serving.overhead import measure
+from tests.serving.overhead import SCENES, measure
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", [True, False], ids=["each token alone", "backlog shares"])
-def test_tokens_a_second(wait):
-    told = measure(wait=wait)
+@pytest.mark.parametrize("scene", SCENES)
+def test_tokens_a_second(scene):
+    told = measure(scene)
     assert told["tokens_per_cpu_second"] > 20_000
-    if not wait:
+    if scene in {"shared", "whole"}:
         assert told["chunks_per_token"] < 1
