@@ -22,7 +22,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Least work of one step on one device."""
+    """Least work on one device."""
 
     bytes_read: int
     flops: int
@@ -33,11 +33,20 @@ class StepCost:
 
 
 def step_cost(model: Model, *, tokens: int, rows: int, context: int) -> StepCost:
-    """One step on one device of the mesh.
+    """One step on one device of the mesh, all its parts together; arguments as `step_parts`."""
+    parts = step_parts(model, tokens=tokens, rows=rows, context=context)
+    return StepCost(sum(p.bytes_read for p in parts), sum(p.flops for p in parts))
 
-    tokens: in the step, all rows together. rows: sequences, each of which gets logits. context:
-    keys that a row's last token sees. Prompts are taken to be whole: their tokens see half of it on
-    average. Experts are taken to be chosen evenly and independently.
+
+def step_parts(
+    model: Model, *, tokens: int, rows: int, context: int
+) -> tuple[StepCost, StepCost, StepCost]:
+    """The products with weights, the routed experts and the attention of one step on one device.
+
+    One runs after the other, so that what one waits for memory the other cannot multiply. tokens:
+    in the step, all rows together. rows: sequences, each of which gets logits. context: keys that a
+    row's last token sees. Prompts are taken to be whole: their tokens see half of it on average.
+    Experts are taken to be chosen evenly and independently.
     """
     config = model.config
     itemsize = model.dtype.itemsize
@@ -46,10 +55,10 @@ def step_cost(model: Model, *, tokens: int, rows: int, context: int) -> StepCost
     weights = model.bytes_per_device() // itemsize - experts
     body = weights - (vocabulary if config.tied else 2 * vocabulary)
     seen = context if tokens == rows else -(-context // 2)
-    return StepCost(
-        bytes_read=int((body + vocabulary + read) * itemsize) + rows * _kv_bytes(model, context),
-        flops=2 * (body * tokens + vocabulary * rows + active)
-        + tokens * _attention_flops(model, seen),
+    return (
+        StepCost((body + vocabulary) * itemsize, 2 * (body * tokens + vocabulary * rows)),
+        StepCost(read * itemsize, 2 * active),
+        StepCost(rows * _kv_bytes(model, context), tokens * _attention_flops(model, seen)),
     )
 
 

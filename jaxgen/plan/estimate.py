@@ -1,8 +1,8 @@
-"""What a step would take if nothing but bytes, FLOPs and collectives counted."""
+"""What a step takes if its parts run one after another, each as fast as bytes or FLOPs let it."""
 
 from dataclasses import dataclass
 
-from jaxgen.engine.cost import step_cost
+from jaxgen.engine.cost import step_parts
 from jaxgen.engine.model import Model
 from jaxgen.plan.chips import Chip
 from jaxgen.plan.program import Program
@@ -10,10 +10,11 @@ from jaxgen.plan.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One kind of step at its roofline, in milliseconds.
+    """One kind of step, in milliseconds.
 
-    tokens: in a step, of one replica. context: keys that each row sees. tokens_per_second: of one
-    replica.
+    tokens: in a step, of one replica. context: keys that each row sees. memory_ms, matrix_ms: all
+    bytes at the chip's bandwidth, all FLOPs at its rate. launch_ms: of the kernels, where that was
+    measured. tokens_per_second: of one replica.
     """
 
     name: str
@@ -25,36 +26,42 @@ class Estimate:
     memory_ms: float
     matrix_ms: float
     collective_ms: float
+    launch_ms: float
     step_ms: float
     bound: str
     tokens_per_second: float
 
 
 def estimate(model: Model, program: Program, chip: Chip, *, rows: int, context: int) -> Estimate:
-    """The larger of reading and multiplying, and the collectives after it: nothing overlaps them.
+    """For each part the larger of reading and multiplying, then collectives: nothing overlaps.
 
     rows: that the step is full of; decode steps have a token each, others all the bucket's tokens.
     """
     bucket = program.bucket
     tokens = rows if bucket.decode else bucket.tokens
-    cost = step_cost(model, tokens=tokens, rows=rows, context=context)
-    memory = cost.bytes_read / chip.ceilings.bandwidth
-    matrix = cost.flops / chip.ceilings.matrix_rate
-    collective = _collective_seconds(program, chip)
-    step = max(memory, matrix) + collective
-    parts = {"memory": memory, "matrix": matrix, "collectives": collective}
+    parts = step_parts(model, tokens=tokens, rows=rows, context=context)
+    read, flops = sum(part.bytes_read for part in parts), sum(part.flops for part in parts)
+    times = {
+        "memory": read / chip.ceilings.bandwidth,
+        "matrix": flops / chip.ceilings.matrix_rate,
+        "collectives": _collective_seconds(program, chip),
+        "launches": program.kernels * chip.launch,
+    }
+    work = sum(part.seconds(chip.ceilings) for part in parts) / chip.attained
+    step = work + times["collectives"] + times["launches"]
     return Estimate(
         name=program.name,
         tokens=tokens,
         rows=rows,
         context=context,
-        bytes_read=cost.bytes_read,
-        flops=cost.flops,
-        memory_ms=memory * 1e3,
-        matrix_ms=matrix * 1e3,
-        collective_ms=collective * 1e3,
+        bytes_read=read,
+        flops=flops,
+        memory_ms=times["memory"] * 1e3,
+        matrix_ms=times["matrix"] * 1e3,
+        collective_ms=times["collectives"] * 1e3,
+        launch_ms=times["launches"] * 1e3,
         step_ms=step * 1e3,
-        bound=max(parts, key=lambda part: parts[part]),
+        bound=max(times, key=lambda name: times[name]),
         tokens_per_second=tokens / step,
     )
 

@@ -20,6 +20,9 @@ _COLLECTIVE = re.compile(
 )
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*(?:e\d+m\d+\w*)?)\[(?P<shape>[\d,]*)\]")
 _BITS = re.compile(r"\d+")
+_KERNEL = re.compile(
+    r" = .+? (fusion|custom-call|dot|convolution|copy|sort|scatter|gather|while|conditional)\("
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Program:
     """One compiled step.
 
     temporary_bytes: beside its arguments, on one device. code_bytes: of the program itself, where
-    it lies in the device's memory. aliased: whether it updates the KV cache in place.
+    it lies in the device's memory. aliased: whether it updates the KV cache in place. kernels: that
+    it launches, those in loops counted once.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Program:
     code_bytes: int
     aliased: bool
     collectives: tuple[Collectives, ...]
+    kernels: int
     compile_seconds: float
 
 
@@ -92,6 +97,7 @@ def _compile(name: str, bucket: Bucket, lowered: jax.stages.Lowered, *, alone: b
         code_bytes=int(memory.generated_code_size_in_bytes),
         aliased=memory.alias_size_in_bytes > 0,
         collectives=() if alone else read_collectives(hlo),
+        kernels=count_kernels(hlo),
         compile_seconds=seconds,
     )
 
@@ -105,6 +111,12 @@ def read_collectives(hlo: str) -> tuple[Collectives, ...]:
         size = max(arrays) if "-start" in match[0] else sum(arrays)
         found.setdefault(match["kind"], []).append(size)
     return tuple(Collectives(kind, len(s), sum(s)) for kind, s in sorted(found.items()))
+
+
+def count_kernels(hlo: str) -> int:
+    """Operations of an HLO module's entry that are kernels of their own."""
+    entry = hlo[hlo.find("ENTRY ") :]
+    return len(_KERNEL.findall(entry[: entry.find("\n}")]))
 
 
 def _bytes(array: re.Match[str]) -> int:

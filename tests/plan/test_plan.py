@@ -6,7 +6,7 @@ import pytest
 from jaxgen.config import EngineConfig
 from jaxgen.engine.build import build_hf_engine
 from jaxgen.plan import parse_topology, plan_deployment
-from jaxgen.plan.program import read_collectives
+from jaxgen.plan.program import count_kernels, read_collectives
 from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.json_file import read_json_object
 
@@ -57,3 +57,17 @@ def test_collectives_are_read_from_hlo():
 def test_unknown_topologies_are_refused(name):
     with pytest.raises(RefusedInput, match=name):
         parse_topology(name)
+
+
+def test_kernels_are_those_of_the_entry():
+    hlo = """
+    %inner { %x = f32[2] dot(%a, %b) }
+    ENTRY %main (a: f32[2]) -> f32[2] {
+      %a = f32[2]{0} parameter(0)
+      %b = f32[2]{0} fusion(%a), kind=kLoop, calls=%inner
+      %c = (f32[2]{0}, s8[8]{0}) custom-call(%b), custom_call_target="gemm"
+      %d = f32[2]{0} get-tuple-element(%c), index=0
+      ROOT %e = f32[2]{0} copy(%d)
+    }
+    """
+    assert count_kernels(hlo) == 3
