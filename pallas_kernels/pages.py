@@ -1,6 +1,7 @@
 """The pytrees that attention eats: one layer's KV pages and the ragged rows of a step.
 
 The layout of a page is known here alone: others allocate, write and read pages through this module.
+On TPU rows are packed, since its memory comes in lanes of 128.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
+
+from pallas_kernels.dispatch import target_platform
+
+LANES = 128
+"""Elements that a TPU stores together: narrower rows take as much room."""
 
 type Leaf = Any
 """An array, or what stands for one in the same tree: ShapeDtypeStruct, PartitionSpec, sharding."""
@@ -80,12 +86,47 @@ class RaggedRows:
         return jnp.where(places.valid, page, nowhere), places.position % page_size
 
 
+def whole_lanes(width: int) -> int:
+    """The width in whole lanes of TPU memory."""
+    return -(-width // LANES) * LANES
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """One head of one token on TPU: its key from lane 0 on, its value from lane `value` on.
+
+    lanes: of the whole row. What lies between and behind is zero. A copy brings both at once, and
+    heads of 64 waste nothing.
+    """
+
+    value: int
+    lanes: int
+
+    @classmethod
+    def of(cls, head_dim: int) -> "PackedRow":
+        """Side by side where that saves lanes, else each in lanes of its own."""
+        dense, apart = whole_lanes(2 * head_dim), 2 * whole_lanes(head_dim)
+        return cls(head_dim, dense) if dense < apart else cls(apart // 2, apart)
+
+    def join(
+        self, keys: Float[Array, "*rows head"], values: Float[Array, "*rows head"]
+    ) -> Float[Array, "*rows lanes"]:
+        """Rows of keys and their values."""
+        head_dim = keys.shape[-1]
+        around = ((0, 0),) * (keys.ndim - 1)
+        keys = jnp.pad(keys, (*around, (0, self.value - head_dim)))
+        values = jnp.pad(values, (*around, (0, self.lanes - self.value - head_dim)))
+        return jnp.concatenate([keys, values], axis=-1)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class KVPages:
     """One layer's keys and values, in pages of a fixed number of tokens.
 
-    Both are [pages, kv_heads, page, head]: what one head reads of a page is contiguous.
+    Both are [pages, kv_heads, page, head]: what one head reads of a page is contiguous. Or, packed,
+    keys are rows of both, [pages, kv_heads, page, lanes], and values have no page at all: they
+    still tell how wide a head is.
     """
 
     keys: Leaf
@@ -109,7 +150,17 @@ class KVPages:
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return self.keys.shape[3]
+        return self.values.shape[3]
+
+    @property
+    def packed(self) -> bool:
+        """Whether keys and values lie together, as on TPU."""
+        return self.values.shape[0] == 0
+
+    @property
+    def row(self) -> PackedRow:
+        """Where key and value are in a row of packed pages."""
+        return PackedRow.of(self.head_dim)
 
     def write(
         self,
@@ -126,6 +177,8 @@ class KVPages:
             slots = pool.at[page, :, offset]
             return slots.set(new.astype(pool.dtype), mode="drop", unique_indices=True)
 
+        if self.packed:
+            return KVPages(keys=put(self.keys, self.row.join(k_new, v_new)), values=self.values)
         return KVPages(keys=put(self.keys, k_new), values=put(self.values, v_new))
 
     def read(
@@ -139,12 +192,17 @@ class KVPages:
         def take(pool: Array) -> Array:
             found = pool.at[blocks].get(mode="clip")
             found = jnp.moveaxis(found, -4, -3)
-            return found.reshape(*found.shape[:-3], -1, self.head_dim)
+            return found.reshape(*found.shape[:-3], -1, pool.shape[-1])
 
+        if self.packed:
+            found, value = take(self.keys), self.row.value
+            return found[..., : self.head_dim], found[..., value : value + self.head_dim]
         return take(self.keys), take(self.values)
 
 
-def _page_shape(num_pages: int, page_size: int, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+def _page_shapes(
+    num_pages: int, page_size: int, kv_heads: int, head_dim: int, platform: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     sizes = {
         "num_pages": num_pages,
         "page_size": page_size,
@@ -154,7 +212,10 @@ def _page_shape(num_pages: int, page_size: int, kv_heads: int, head_dim: int) ->
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}.")
-    return (num_pages, kv_heads, page_size, head_dim)
+    heads = (kv_heads, page_size)
+    if platform == "tpu":
+        return (num_pages, *heads, PackedRow.of(head_dim).lanes), (0, *heads, head_dim)
+    return (num_pages, *heads, head_dim), (num_pages, *heads, head_dim)
 
 
 def abstract_kv_pages(
@@ -169,17 +230,16 @@ def abstract_kv_pages(
 ) -> KVPages:
     """KVPages of jax.ShapeDtypeStruct, with the shardings of a KVPages of shardings if given.
 
-    platform: the platform whose layout is wanted ("cpu", "cuda", "tpu"; None: the default
-    backend's). Every platform has the same layout today.
+    platform: the platform whose layout is wanted ("cpu", "cuda", "tpu"; None: the one that is
+    traced for). Those of TPU are packed.
     """
-    del platform
-    shape = _page_shape(num_pages, page_size, kv_heads, head_dim)
-    if sharding is None:
-        struct = jax.ShapeDtypeStruct(shape, dtype)
-        return KVPages(keys=struct, values=struct)
+    keys, values = _page_shapes(
+        num_pages, page_size, kv_heads, head_dim, platform or target_platform()
+    )
+    placed = KVPages(None, None) if sharding is None else sharding
     return KVPages(
-        keys=jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.keys),
-        values=jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.values),
+        keys=jax.ShapeDtypeStruct(keys, dtype, sharding=placed.keys),
+        values=jax.ShapeDtypeStruct(values, dtype, sharding=placed.values),
     )
 
 

@@ -15,8 +15,9 @@ _OPERATION = Operation(
         "reference": "pallas_kernels.latent_attention.reference",
         "portable": "pallas_kernels.latent_attention.portable",
         "gpu": "pallas_kernels.latent_attention.gpu",
+        "tpu": "pallas_kernels.latent_attention.tpu",
     },
-    kernels={"cuda": ("gpu",)},
+    kernels={"cuda": ("gpu",), "tpu": ("tpu",)},
     fallback="portable",
 )
 
@@ -43,6 +44,7 @@ def latent_attention(
     cannot serve them.
     """
     problem = check(q, new, pages, rows, latent=latent)
+    q, new = pages.fill(q), pages.fill(new)
     chosen = _OPERATION.choose(problem, implementation)
     return chosen.run(q, new, pages, rows, latent=latent, scale=scale)
 

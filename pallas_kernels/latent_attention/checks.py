@@ -43,7 +43,7 @@ def check(
 ) -> LatentProblem:
     """The problem, or ValueError naming the argument, what was expected and what came."""
     tokens, heads, width = q.shape
-    if width != pages.width:
+    if not pages.holds(width):
         raise ValueError(f"q has a width of {width}, the pages hold {pages.width} channels.")
     if new.shape != (tokens, width):
         raise ValueError(f"new must be {(tokens, width)} to fit q, got {new.shape}.")
@@ -58,7 +58,7 @@ def check(
         blocks=rows.block_table.shape[1],
         heads=heads,
         latent=latent,
-        width=width,
+        width=pages.width,
         page_size=pages.page_size,
         dtype=jnp.dtype(q.dtype),
         page_dtype=jnp.dtype(pages.latents.dtype),

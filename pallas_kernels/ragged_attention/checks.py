@@ -13,7 +13,10 @@ from pallas_kernels.pages import KVPages, RaggedRows
 
 @dataclass(frozen=True, slots=True)
 class AttentionProblem:
-    """The static facts of one call, by which an implementation says whether it can serve."""
+    """The static facts of one call, by which an implementation says whether it can serve.
+
+    packed: whether the pages have TPU's layout.
+    """
 
     tokens: int
     rows: int
@@ -29,6 +32,7 @@ class AttentionProblem:
     sinks: bool
     alibi: bool
     alibi_table: bool = False
+    packed: bool = False
 
     @property
     def group(self) -> int:
@@ -120,6 +124,7 @@ def check_queries(
         sinks=sinks is not None,
         alibi=alibi is not None,
         alibi_table=by_table,
+        packed=pages.packed,
     )
 
 

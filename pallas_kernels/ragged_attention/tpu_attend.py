@@ -15,7 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.pages import KVPages
+from pallas_kernels.pages import LANES, whole_lanes
+from pallas_kernels.ragged_attention import tpu_chip
 from pallas_kernels.ragged_attention.tpu_items import Items
 
 _MASKED = -1e30
@@ -30,42 +31,67 @@ class TPUPlan:
     pages: int
 
 
-VMEM_LIMIT = 48 * 2**20
-"""Bytes of vector memory that the kernel may use; the smallest chip has 64 MiB."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What lies in a row of a page: its first `key` lanes meet the queries, lanes [low, high) are
+    what the weights mix. All are multiples of 128.
+    """
 
-_VMEM_PLANNED = 32 * 2**20
-"""What plans may add up to: the compiler wants room for values between."""
+    lanes: int
+    key: int
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, lanes: int, *, key: int, value: int, width: int) -> "Row":
+        """The key is that wide, and `width` channels from lane `value` on are the value."""
+        return cls(lanes, whole_lanes(key), value // LANES * LANES, whole_lanes(value + width))
+
+    @property
+    def mixed(self) -> int:
+        """Lanes of an output."""
+        return self.high - self.low
 
 
-def plan_for(*, group: int, kv_heads: int, head: int, page_size: int, itemsize: int) -> TPUPlan:
-    """The largest plan that fits the vector memory of every chip.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What attention is told, as ragged_attention says it."""
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: Float[Array, " heads"] | None = None
+    alibi: Float[Array, " heads"] | None = None
+
+
+def plan_for(*, group: int, kv_heads: int, row: Row, page_size: int, itemsize: int) -> TPUPlan:
+    """The largest plan that fits the chip's vector memory.
 
     Queries first, for each block of them reads the keys once more; then pages, up to 512 keys, by
-    when a fetch takes much longer than its latency.
+    when a fetch takes much longer than its latency. `vmem` tells whether even the smallest fits.
     """
-    pages = max(1, 512 // page_size)
-    plan = TPUPlan(block=max(1, min(128, 512 // group)), pages=pages)
-    while _vmem(plan, group, kv_heads, head, page_size, itemsize) > _VMEM_PLANNED:
+    plan = TPUPlan(block=max(1, min(128, 512 // group)), pages=max(1, 512 // page_size))
+    while vmem(plan, group, kv_heads, row, page_size, itemsize) > tpu_chip.planned():
         if plan.block * group >= plan.pages * page_size and plan.block > 8:
             plan = TPUPlan(max(8, plan.block // 2), plan.pages)
         elif plan.pages > 1:
             plan = TPUPlan(plan.block, plan.pages // 2)
+        elif plan.block > 1:
+            plan = TPUPlan(plan.block // 2, plan.pages)
         else:
-            break  # the compiler has the last word
+            break
     return plan
 
 
-def _vmem(
-    plan: TPUPlan, group: int, kv_heads: int, head: int, page_size: int, itemsize: int
-) -> int:
-    """Bytes of a plan's buffers and of the values of one KV head; lanes come in 128s."""
-    lanes = -(-head // 128) * 128
+def vmem(plan: TPUPlan, group: int, kv_heads: int, row: Row, page_size: int, itemsize: int) -> int:
+    """Bytes of a plan's buffers and of the values of one KV head."""
     rows, keys = max(8, plan.block * group), plan.pages * page_size
-    fetched = 2 * 2 * kv_heads * keys * lanes * itemsize
-    queries = 2 * 2 * kv_heads * rows * lanes * itemsize
-    running = kv_heads * rows * (lanes + 2 * 128) * 4
-    scores = 4 * rows * max(128, keys) * 4
-    return fetched + queries + running + scores
+    fetched = 2 * kv_heads * keys * row.lanes * itemsize
+    queries = 2 * kv_heads * rows * (row.key + row.mixed) * itemsize
+    running = kv_heads * rows * (row.mixed + 2 * LANES) * 4
+    scores = 4 * rows * max(LANES, keys) * 4
+    masked = keys * row.mixed * itemsize
+    return fetched + queries + running + scores + masked
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +101,7 @@ class _Problem:
     soft_cap: float | None
     sinks: bool
     alibi: bool
+    row: Row
     pages: int
     page_size: int
     precision: lax.Precision | None
@@ -86,32 +113,29 @@ class _Problem:
 
 
 def attend_items(
-    q: Float[Array, "items kv_heads queries head"],
-    pages: KVPages,
+    q: Float[Array, "items kv_heads queries key"],
+    pool: Float[Array, "pages kv_heads page lanes"],
+    row: Row,
     block_table: Int[Array, "rows blocks"],
     items: Items,
     plan: TPUPlan,
+    options: Options,
     *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Float[Array, " heads"] | None,
-    alibi: Float[Array, " heads"] | None,
     interpret: Any,
-) -> Float[Array, "items kv_heads queries head"]:
+) -> Float[Array, "items kv_heads queries mixed"]:
     """Attention of every live item; the others' outputs are not written."""
     _, kv_heads, queries, _ = q.shape
     problem = _Problem(
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        sinks=sinks is not None,
-        alibi=alibi is not None,
+        scale=options.scale,
+        window=options.window,
+        soft_cap=options.soft_cap,
+        sinks=options.sinks is not None,
+        alibi=options.alibi is not None,
+        row=row,
         pages=plan.pages,
-        page_size=pages.page_size,
+        page_size=pool.shape[2],
         precision=lax.Precision.HIGHEST if q.dtype == jnp.float32 else None,
     )
-
     group = queries // plan.block
 
     def per_query(per_head: Float[Array, " heads"] | None) -> Float[Array, "..."]:
@@ -124,15 +148,13 @@ def attend_items(
     offset = jnp.repeat(jnp.arange(plan.block, dtype=jnp.int32), group)[:, None]
     last = jnp.maximum(items.live - 1, 0)
 
-    sink_logits, slopes = per_query(sinks), per_query(alibi)
+    sink_logits, slopes = per_query(options.sinks), per_query(options.alibi)
     return pl.pallas_call(
         functools.partial(_kernel, problem),
-        grid_spec=_grid(
-            problem, q.shape, sink_logits.shape, slopes.shape, page_dtype=pages.keys.dtype
-        ),
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        grid_spec=_grid(problem, q.shape, sink_logits.shape, slopes.shape, dtype=pool.dtype),
+        out_shape=jax.ShapeDtypeStruct((*q.shape[:3], row.mixed), q.dtype),
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_LIMIT
+            dimension_semantics=("arbitrary",), vmem_limit_bytes=tpu_chip.limit()
         ),
         interpret=interpret,
         name="ragged_attention",
@@ -144,8 +166,7 @@ def attend_items(
         items.live[None],
         last[None],
         q,
-        pages.keys,
-        pages.values,
+        pool,
         offset,
         sink_logits,
         slopes,
@@ -158,37 +179,35 @@ def _grid(
     sinks: tuple[int, ...],
     slopes: tuple[int, ...],
     *,
-    page_dtype: Any,
+    dtype: Any,
 ) -> pltpu.PrefetchScalarGridSpec:
     """One program an item; queries and outputs come and go by themselves, pages by hand."""
-    count, kv_heads, queries, head = shape
+    count, kv_heads, queries, key = shape
+    mixed = problem.row.mixed
 
     def item(i: Any, *scalars: Any) -> tuple[Any, int, int, int]:
         last_live = scalars[-1]  # items past it name it again: nothing more is fetched
         return (jnp.minimum(i, last_live[0]), 0, 0, 0)
 
     whole = lambda *_: (0, 0, 0)
-    buffer = pltpu.VMEM((2, kv_heads, problem.block, head), page_dtype)
     return pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=6,
         grid=(count,),
         in_specs=[
-            pl.BlockSpec((1, kv_heads, queries, head), item),
-            pl.BlockSpec(memory_space=pl.ANY),
+            pl.BlockSpec((1, kv_heads, queries, key), item),
             pl.BlockSpec(memory_space=pl.ANY),
             pl.BlockSpec((queries, 1), lambda *_: (0, 0)),
             pl.BlockSpec(sinks, whole),
             pl.BlockSpec(slopes, whole),
         ],
-        out_specs=pl.BlockSpec((1, kv_heads, queries, head), item),
+        out_specs=pl.BlockSpec((1, kv_heads, queries, mixed), item),
         scratch_shapes=[
-            buffer,
-            buffer,
-            pltpu.SemaphoreType.DMA((2, 2)),
+            pltpu.VMEM((2, kv_heads, problem.block, problem.row.lanes), dtype),
+            pltpu.SemaphoreType.DMA((2,)),
             pltpu.SMEM((1,), jnp.int32),
             pltpu.VMEM((kv_heads, queries, 1), jnp.float32),
             pltpu.VMEM((kv_heads, queries, 1), jnp.float32),
-            pltpu.VMEM((kv_heads, queries, head), jnp.float32),
+            pltpu.VMEM((kv_heads, queries, mixed), jnp.float32),
         ],
     )
 
@@ -202,14 +221,12 @@ def _kernel(
     live: Any,
     last: Any,
     q: Any,
-    keys: Any,
-    values: Any,
+    pool: Any,
     offset: Any,
     sinks: Any,
     alibi: Any,
     out: Any,
-    key_buffer: Any,
-    value_buffer: Any,
+    buffer: Any,
     arrived: Any,
     parity: Any,
     highest: Any,
@@ -218,9 +235,7 @@ def _kernel(
 ) -> None:
     del last
     i = pl.program_id(0)
-    fetch = _Fetch(
-        problem, table, row, first, count, keys, values, key_buffer, value_buffer, arrived
-    )
+    fetch = _Fetch(problem, table, row, first, count, pool, buffer, arrived)
 
     @pl.when((i == 0) & (live[0] > 0))
     def _() -> None:
@@ -252,8 +267,7 @@ def _kernel(
                 first[i],
                 count[i],
                 q,
-                key_buffer.at[slot],
-                value_buffer.at[slot],
+                buffer.at[slot],
                 offset,
                 alibi,
                 highest,
@@ -277,16 +291,13 @@ class _Fetch:
         row: Any,
         first: Any,
         count: Any,
-        keys: Any,
-        values: Any,
-        key_buffer: Any,
-        value_buffer: Any,
+        pool: Any,
+        buffer: Any,
         arrived: Any,
     ) -> None:
         self.problem = problem
         self.table, self.row, self.first, self.count = table, row, first, count
-        self.pools = ((keys, key_buffer, 0), (values, value_buffer, 1))
-        self.arrived = arrived
+        self.pool, self.buffer, self.arrived = pool, buffer, arrived
 
     def lowest(self, item: Any) -> Any:
         """The first position that any of the item's queries sees."""
@@ -316,9 +327,8 @@ class _Fetch:
             @pl.when((index * size < beyond) & ((index + 1) * size > lowest))
             def _(index: Any = index, number: int = number) -> None:
                 page = self.table[self.row[item], index]
-                for pool, buffer, which in self.pools:
-                    place = buffer.at[slot, :, pl.ds(number * size, size)]
-                    act(pltpu.make_async_copy(pool.at[page], place, self.arrived.at[slot, which]))
+                place = self.buffer.at[slot, :, pl.ds(number * size, size)]
+                act(pltpu.make_async_copy(self.pool.at[page], place, self.arrived.at[slot]))
 
 
 def _accumulate(
@@ -327,8 +337,7 @@ def _accumulate(
     first: Any,
     count: Any,
     q: Any,
-    keys: Any,
-    values: Any,
+    rows: Any,
     offset: Any,
     alibi: Any,
     highest: Any,
@@ -336,7 +345,7 @@ def _accumulate(
     mixed: Any,
 ) -> None:
     """One block of keys and values into the running softmax of each KV head."""
-    queries = q.shape[2]
+    queries, lanes = q.shape[2], problem.row
     key = block * problem.block + lax.broadcasted_iota(jnp.int32, (queries, problem.block), 1)
     query = first + offset[...]
     seen = key <= query
@@ -348,10 +357,10 @@ def _accumulate(
 
     def one_head(head: Any, carry: None) -> None:
         # What lies in pages behind the last token, or was never fetched, may be NaN.
-        value = jnp.where(held, values[head], 0)
+        value = jnp.where(held, rows[head, :, lanes.low : lanes.high], 0)
         scores = problem.scale * lax.dot_general(
             q[0, head],
-            keys[head],
+            rows[head, :, : lanes.key],
             (((1,), (1,)), ((), ())),
             precision=problem.precision,
             preferred_element_type=jnp.float32,

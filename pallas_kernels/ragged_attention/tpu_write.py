@@ -1,4 +1,4 @@
-"""The step's keys and values into the pages, on TPU: whole slabs of rows, read, changed, written.
+"""The step's tokens into their pages, on TPU: whole slabs of rows, read, changed, written.
 
 A tile of the memory holds several tokens, so that one token alone cannot be written. The smallest
 piece that can be is a slab: so many tokens of one page as a tile has rows.
@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.pages import KVPages, RaggedRows
+from pallas_kernels.pages import RaggedRows
 
 
 def slab_rows(dtype: Any) -> int:
@@ -37,22 +37,18 @@ class _Slabs:
 
 
 def write(
-    k_new: Float[Array, "tokens kv_heads head"],
-    v_new: Float[Array, "tokens kv_heads head"],
-    pages: KVPages,
+    new: Float[Array, "tokens kv_heads lanes"],
+    pool: Float[Array, "pages kv_heads page lanes"],
     rows: RaggedRows,
     *,
     interpret: Any = False,
-) -> KVPages:
-    """As KVPages.write. The pages are updated in place where the caller donates them."""
-    size = slab_rows(pages.keys.dtype)
-    slabs = _slabs(rows, k_new.shape[0], pages.page_size, size)
-    count = slabs.page.shape[0]
+) -> Float[Array, "pages kv_heads page lanes"]:
+    """The pool with the step's tokens in it, updated in place where the caller donates it."""
+    _, kv_heads, page_size, lanes = pool.shape
+    size = slab_rows(pool.dtype)
+    slabs = _slabs(rows, new.shape[0], page_size, size)
     index = slabs.token[:, None] + jnp.arange(size, dtype=jnp.int32)
-    index = jnp.clip(index, 0, k_new.shape[0] - 1)
-
-    def fresh(new: Array) -> Array:
-        return new[index].astype(pages.keys.dtype).transpose(0, 2, 1, 3)
+    fresh = new[jnp.clip(index, 0, new.shape[0] - 1)].astype(pool.dtype).transpose(0, 2, 1, 3)
 
     def unit(i: Any, page: Any, part: Any, low: Any, high: Any, live: Any) -> tuple[Any, ...]:
         del page, part, low, high, live
@@ -62,35 +58,22 @@ def write(
         del low, high, live
         return (page[i], 0, part[i], 0)
 
-    block = (1, pages.kv_heads, size, pages.head_dim)
+    block = (1, kv_heads, size, lanes)
     held = pl.BlockSpec(block, slab)
-    keys, values = pl.pallas_call(
+    return pl.pallas_call(
         _kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
-            grid=(count,),
-            in_specs=[pl.BlockSpec(block, unit), pl.BlockSpec(block, unit), held, held],
-            out_specs=[held, held],
+            grid=(slabs.page.shape[0],),
+            in_specs=[pl.BlockSpec(block, unit), held],
+            out_specs=held,
         ),
-        out_shape=[
-            jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in (pages.keys, pages.values)
-        ],
-        input_output_aliases={7: 0, 8: 1},
+        out_shape=jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        input_output_aliases={6: 0},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         interpret=interpret,
         name="page_write",
-    )(
-        slabs.page,
-        slabs.part,
-        slabs.low,
-        slabs.high,
-        slabs.live[None],
-        fresh(k_new),
-        fresh(v_new),
-        pages.keys,
-        pages.values,
-    )
-    return KVPages(keys=keys, values=values)
+    )(slabs.page, slabs.part, slabs.low, slabs.high, slabs.live[None], fresh, pool)
 
 
 def _slabs(rows: RaggedRows, tokens: int, page_size: int, size: int) -> _Slabs:
@@ -117,17 +100,7 @@ def _slabs(rows: RaggedRows, tokens: int, page_size: int, size: int) -> _Slabs:
 
 
 def _kernel(
-    page: Any,
-    part: Any,
-    low: Any,
-    high: Any,
-    live: Any,
-    new_keys: Any,
-    new_values: Any,
-    old_keys: Any,
-    old_values: Any,
-    keys: Any,
-    values: Any,
+    page: Any, part: Any, low: Any, high: Any, live: Any, new: Any, old: Any, out: Any
 ) -> None:
     del page, part
     i = pl.program_id(0)
@@ -135,7 +108,5 @@ def _kernel(
     # A slab that is named again is in the buffer with its new rows: it must stay as it is.
     @pl.when((i < live[0]) | (i == 0))
     def _() -> None:
-        row = lax.broadcasted_iota(jnp.int32, keys.shape[2:], 0)
-        fresh = (row >= low[i]) & (row < high[i])
-        keys[0] = jnp.where(fresh, new_keys[0], old_keys[0])
-        values[0] = jnp.where(fresh, new_values[0], old_values[0])
+        row = lax.broadcasted_iota(jnp.int32, out.shape[2:], 0)
+        out[0] = jnp.where((row >= low[i]) & (row < high[i]), new[0], old[0])

@@ -1,4 +1,6 @@
-"""The TPU attention kernel compiles for every generation, and copies no page."""
+"""The TPU kernels of attention compile for every generation, and copy no page."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -7,56 +9,96 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgen.plan import parse_topology
-from pallas_kernels.pages import KVPages, RaggedRows, abstract_kv_pages
-from pallas_kernels.ragged_attention import tpu
+from pallas_kernels.latent_attention import latent_attention
+from pallas_kernels.latent_pages import abstract_latent_pages
+from pallas_kernels.pages import RaggedRows, abstract_kv_pages
+from pallas_kernels.ragged_attention import ragged_attention
 
-ROWS, BLOCKS, PAGES = 8, 32, 64
+ROWS, BLOCKS, PAGES = 8, 32, 16384
 OPTIONS = {"window": 100, "soft_cap": 30.0}
 
 
-def compiled(topology, tokens, heads, kv_heads, head, options):
-    """The program for one device of the machine, and the bytes of its pages."""
+def check_program(topology, step, pages, *arguments):
+    """One device's program of step(pages, *arguments), in place, without a copy of the pages."""
     mesh = Mesh(np.array(parse_topology(topology).devices[:1]), ("x",))
     one = NamedSharding(mesh, PartitionSpec())
+    rows = RaggedRows(*[ints(ROWS)] * 3, ints(ROWS, BLOCKS), ints())
+    placed = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one),
+        (pages, rows, *arguments),
+    )
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        program = jax.jit(step, donate_argnums=0).lower(*placed).compile()
+    page_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pages))
+    memory, hlo = program.memory_analysis(), program.as_text()
+    assert memory.alias_size_in_bytes == page_bytes
+    assert memory.temp_size_in_bytes < page_bytes
+    assert "tpu_custom_call" in hlo
+    assert not re.findall(rf"= \S+\[{PAGES},\S* copy(?:-start)?\(", hlo)
 
-    def shape(*sizes, dtype=jnp.int32):
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=one)
 
+def ints(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def halves(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("topology", "tokens", "heads", "options"),
+    [
+        ("v5e:2x2", 8, (32, 8, 64), {}),
+        ("tpu7x:2x2x1", 256, (7, 1, 128), OPTIONS),
+        pytest.param("v5e:2x2", 8, (32, 8, 128), {}, marks=pytest.mark.slow),
+        pytest.param("v6e:2x4", 2048, (32, 8, 128), {}, marks=pytest.mark.slow),
+        pytest.param("v5p:4x4x4", 512, (8, 4, 256), OPTIONS, marks=pytest.mark.slow),
+        pytest.param("v6e:2x4", 2048, (16, 16, 128), OPTIONS, marks=pytest.mark.slow),
+        pytest.param("v6e:2x4", 512, (64, 8, 64), OPTIONS, marks=pytest.mark.slow),
+        pytest.param("v5p:4x4x4", 512, (32, 32, 80), {}, marks=pytest.mark.slow),
+        pytest.param("v5e:2x2", 512, (71, 1, 64), {}, marks=pytest.mark.slow),
+        pytest.param("v5e:2x2", 256, (32, 32, 96), {}, marks=pytest.mark.slow),
+        pytest.param("tpu7x:2x2x1", 512, (16, 4, 192), OPTIONS, marks=pytest.mark.slow),
+    ],
+)
+def test_ragged_attention_compiles_and_updates_pages_in_place(topology, tokens, heads, options):
+    count, kv_heads, head = heads
     pages = abstract_kv_pages(
         PAGES,
         page_size=64,
         kv_heads=kv_heads,
         head_dim=head,
         dtype="bfloat16",
-        sharding=KVPages(keys=one, values=one),
+        platform="tpu",
     )
-    q = shape(tokens, heads, head, dtype=jnp.bfloat16)
-    new = shape(tokens, kv_heads, head, dtype=jnp.bfloat16)
-    rows = RaggedRows(*[shape(ROWS)] * 3, shape(ROWS, BLOCKS), shape())
-    per_head = shape(heads, dtype=jnp.float32) if options else None
 
-    def attend(q, k, v, pages, rows, sinks):
-        given = {"window": None, "soft_cap": None, **options}
-        return tpu.run(q, k, v, pages, rows, scale=0.1, sinks=sinks, alibi=sinks, **given)
+    def step(pages, rows, q, k, v, per_head):
+        more = {**options, "sinks": per_head, "alibi": per_head} if options else {}
+        return ragged_attention(q, k, v, pages, rows, scale=0.1, implementation="tpu", **more)
 
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        lowered = jax.jit(attend, donate_argnums=3).lower(q, new, new, pages, rows, per_head)
-    return lowered.compile(), sum(p.size * p.dtype.itemsize for p in jax.tree.leaves(pages))
+    new = halves(tokens, kv_heads, head)
+    per_head = jax.ShapeDtypeStruct((count,), jnp.float32)
+    check_program(topology, step, pages, halves(tokens, count, head), new, new, per_head)
 
 
 @pytest.mark.parametrize(
-    ("topology", "tokens", "heads", "options"),
+    ("topology", "tokens", "heads"),
     [
-        ("v5e:2x2", 8, (32, 8, 128), {}),
-        ("tpu7x:2x2x1", 256, (7, 1, 128), OPTIONS),
-        pytest.param("v6e:2x4", 2048, (32, 8, 128), {}, marks=pytest.mark.slow),
-        pytest.param("v5p:4x4x4", 512, (8, 4, 256), OPTIONS, marks=pytest.mark.slow),
-        pytest.param("v6e:2x4", 2048, (16, 16, 128), OPTIONS, marks=pytest.mark.slow),
+        ("v5e:2x2", 8, 16),
+        ("v6e:2x4", 256, 4),
+        pytest.param("v5e:2x2", 2048, 16, marks=pytest.mark.slow),
+        pytest.param("v6e:2x4", 2048, 128, marks=pytest.mark.slow),
+        pytest.param("v5p:4x4x4", 8, 128, marks=pytest.mark.slow),
+        pytest.param("v5p:4x4x4", 512, 16, marks=pytest.mark.slow),
+        pytest.param("tpu7x:2x2x1", 8, 16, marks=pytest.mark.slow),
+        pytest.param("tpu7x:2x2x1", 2048, 16, marks=pytest.mark.slow),
     ],
 )
-def test_compiles_and_updates_pages_in_place(topology, tokens, heads, options):
-    program, page_bytes = compiled(topology, tokens, *heads, options)
-    memory = program.memory_analysis()
-    assert memory.alias_size_in_bytes == page_bytes
-    assert memory.temp_size_in_bytes < page_bytes
-    assert "tpu_custom_call" in program.as_text()
+def test_latent_attention_compiles_and_updates_pages_in_place(topology, tokens, heads):
+    pages = abstract_latent_pages(PAGES, page_size=64, width=576, dtype="bfloat16", platform="tpu")
+
+    def step(pages, rows, q, new):
+        options = {"latent": 512, "scale": 0.1, "implementation": "tpu"}
+        return latent_attention(q, new, pages, rows, **options)
+
+    check_program(topology, step, pages, halves(tokens, heads, 576), halves(tokens, 576))

@@ -73,7 +73,8 @@ def make(case: Case, dtype: Any, seed: int = 0) -> Inputs:
     # Unowned table entries point out of the pool on purpose.
     table = np.full((len(counts) + spare, max([1, *counts]) + 1), 10**6, np.int32)
     ids = rng.permutation(sum(counts) + 3)
-    pool = np.full((ids.size, case.page_size, case.width), np.nan, np.float32)
+    pages = latent_pages(ids.size, page_size=case.page_size, width=case.width, dtype=dtype)
+    pool = np.full(pages.latents.shape, np.nan, np.float32)
     q = rng.standard_normal((tokens, case.heads, case.width)).astype(np.float32).astype(dtype)
     new = np.full((tokens, case.width), np.nan, dtype)
     live = np.zeros(tokens, bool)
@@ -83,8 +84,9 @@ def make(case: Case, dtype: Any, seed: int = 0) -> Inputs:
         context.append(whole)
         table[row, : counts[row]], ids = ids[: counts[row]], ids[counts[row] :]
         for position in range(kv - query):
-            page = table[row, position // case.page_size]
-            pool[page, position % case.page_size] = whole[position]
+            slot = pool[table[row, position // case.page_size], position % case.page_size]
+            slot[:] = 0
+            slot[: case.width] = whole[position]
         span = slice(starts[row], starts[row] + query)
         live[span], new[span] = True, whole[kv - query :]
     q[~live] = np.nan
@@ -95,7 +97,6 @@ def make(case: Case, dtype: Any, seed: int = 0) -> Inputs:
         block_table=jnp.asarray(table),
         num_rows=jnp.int32(len(case.lengths)),
     )
-    pages = latent_pages(len(pool), page_size=case.page_size, width=case.width, dtype=dtype)
     pages = jax.tree.map(lambda leaf: jnp.asarray(pool, leaf.dtype), pages)
     return Inputs(jnp.asarray(q), jnp.asarray(new), pages, rows, context)
 
@@ -147,4 +148,6 @@ def assert_conforms(
     np.testing.assert_array_equal(np.where(changed, np.nan, after), before)
     for row, (_, kv) in enumerate(case.lengths):
         held = np.asarray(pages.read(inputs.rows.block_table[row])).astype(np.float32)
-        np.testing.assert_array_equal(held[:kv], inputs.context[row].astype(np.float32))
+        np.testing.assert_array_equal(
+            held[:kv, : case.width], inputs.context[row].astype(np.float32)
+        )

@@ -10,13 +10,19 @@ from hypothesis import given, settings, strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.pages import kv_pages
+from pallas_kernels.pages import kv_page_bytes, kv_pages
 from pallas_kernels.ragged_attention import ragged_attention, tpu
 from pallas_kernels.ragged_attention.tpu_attend import TPUPlan
-from tests.kernels.ragged_attention.conformance import CASES, Case, make, oracle
+from tests.kernels.ragged_attention.conformance import CASES, Case, assert_conforms, make, oracle
 
 FAST = ("all_options", "window_8_decode")
 SERVED = [name for name in CASES if name != "alibi_table"]
+
+
+@pytest.fixture(autouse=True)
+def _pages_as_on_tpu():
+    with dispatch.lowering_for("tpu"):
+        yield
 
 
 def check(case: Case, plan: TPUPlan, seed: int = 0) -> None:
@@ -63,7 +69,7 @@ def cases(draw):
         tuple(lengths),
         heads=kv_heads * draw(st.integers(1, 3)),
         kv_heads=kv_heads,
-        head_dim=8,
+        head_dim=draw(st.sampled_from([8, 64, 80, 128, 192])),
         padding_rows=draw(st.integers(0, 2)) or int(not lengths),
         padding_tokens=draw(st.integers(0, 9)) or int(not any(q for q, _ in lengths)),
         options=options,
@@ -77,14 +83,49 @@ def test_any_ragged_shape(case, plan, seed):
     check(case, plan, seed)
 
 
+@pytest.mark.parametrize(
+    ("name", "implementation"), [("mixed", "reference"), ("head_192", "portable")]
+)
+def test_plain_implementations_take_packed_pages(name, implementation):
+    assert_conforms(CASES[name], implementation)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "lanes"), [(16, 128), (64, 128), (80, 256), (96, 256), (128, 256), (192, 384)]
+)
+def test_packed_pages_take_the_bytes_of_their_lanes(head_dim, lanes):
+    shape = {"page_size": 16, "kv_heads": 3, "head_dim": head_dim, "dtype": jnp.bfloat16}
+    assert kv_page_bytes(**shape) == 16 * 3 * lanes * 2
+    pages = kv_pages(5, **shape)
+    assert (pages.head_dim, pages.num_pages, pages.packed) == (head_dim, 5, True)
+
+
 def test_what_it_cannot_serve_falls_back_with_one_warning():
-    inputs = make(CASES["decode"], jnp.float32)  # heads of 16
-    with (
-        dispatch.lowering_for("tpu"),
-        pytest.warns(dispatch.FallbackWarning, match="heads must be a multiple of 128"),
-    ):
+    inputs = make(CASES["alibi_table"], jnp.float32)
+    with pytest.warns(dispatch.FallbackWarning, match="comes from a table"):
         ragged_attention(
-            inputs.q, inputs.k_new, inputs.v_new, inputs.pages, inputs.rows, scale=0.25
+            inputs.q,
+            inputs.k_new,
+            inputs.v_new,
+            inputs.pages,
+            inputs.rows,
+            scale=0.25,
+            **inputs.options,
+        )
+
+
+def test_pages_of_another_platform_are_refused():
+    with dispatch.lowering_for("cpu"):
+        inputs = make(CASES["decode"], jnp.float32)
+    with pytest.raises(dispatch.UnsupportedShape, match="allocate them for platform tpu"):
+        ragged_attention(
+            inputs.q,
+            inputs.k_new,
+            inputs.v_new,
+            inputs.pages,
+            inputs.rows,
+            scale=0.25,
+            implementation="tpu",
         )
 
 
@@ -104,5 +145,6 @@ def test_a_block_table_beyond_scalar_memory_is_named():
         soft_cap=None,
         sinks=False,
         alibi=False,
+        packed=True,
     )
     assert "lower max_num_seqs or max_model_len" in str(tpu.unsupported(problem))
