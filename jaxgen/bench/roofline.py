@@ -1,34 +1,20 @@
 """The two ceilings of a device, measured: how fast it reads and how fast it multiplies."""
 
-import statistics
-import time
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
+from jaxgen.bench.kernels.timing import median_call_seconds
 from jaxgen.engine.cost import Ceilings
-
-_REPEATS = 20
 
 
 def measure_ceilings(dtype: jnp.dtype) -> Ceilings:
     """Sums a large array, and multiplies large square matrices of `dtype`."""
+    total = jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32))
+    square = jax.jit(lambda m: m @ m)
     big = jax.default_backend() != "cpu"
-    array = jax.random.normal(jax.random.key(0), ((1 << 30) if big else (1 << 26),), jnp.bfloat16)
-    read = _seconds(jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32)), array)
-    side = 8192 if big else 1024
+    size, side, queued = (1 << 30, 8192, 20) if big else (1 << 24, 512, 2)
+    array = jax.random.normal(jax.random.key(0), (size,), jnp.bfloat16)
+    read = median_call_seconds(lambda: total(array), 1, queued=queued, batches=5)
     matrix = jax.random.normal(jax.random.key(1), (side, side), dtype)
-    product = _seconds(jax.jit(lambda m: m @ m), matrix)
+    product = median_call_seconds(lambda: square(matrix), 1, queued=queued, batches=5)
     return Ceilings(array.nbytes / read, 2 * side**3 / product)
-
-
-def _seconds(fn: Callable[[jax.Array], jax.Array], argument: jax.Array) -> float:
-    """Median time of one call, several being queued at once so that dispatch is hidden."""
-    jax.block_until_ready(fn(argument))
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        jax.block_until_ready([fn(argument) for _ in range(_REPEATS)])
-        times.append((time.perf_counter() - start) / _REPEATS)
-    return statistics.median(times)

@@ -4,14 +4,22 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from jaxgen.bench.progress import Progress
 from jaxgen.bench.workload import BenchRequest
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.sampling import SamplingParams
 
 
-def run_throughput(engine: InferenceEngine, requests: Sequence[BenchRequest]) -> dict[str, Any]:
-    """vLLM's keys, output tokens per second beside them, and where the host's time went."""
+def run_throughput(
+    engine: InferenceEngine,
+    requests: Sequence[BenchRequest],
+    progress: list[Progress] | None = None,
+) -> dict[str, Any]:
+    """vLLM's keys, output tokens per second beside them, and where the host's time went.
+
+    progress: gets an entry for each step.
+    """
     loop = GenerationLoop(engine)
     for index, request in enumerate(requests):
         params = SamplingParams(
@@ -20,8 +28,10 @@ def run_throughput(engine: InferenceEngine, requests: Sequence[BenchRequest]) ->
         loop.submit(str(index), request.prompt_ids, params)
     start, steps = time.perf_counter(), 0
     while loop.has_unfinished:
-        loop.step()
+        changed = loop.step()
         steps += 1
+        if progress is not None:
+            progress.append(Progress(time.perf_counter() - start, len(changed), *loop.load))
     elapsed = time.perf_counter() - start
     prompt_tokens = sum(len(request.prompt_ids) for request in requests)
     output_tokens = sum(request.output_len for request in requests)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxgen.bench.host import run_host
-from jaxgen.bench.workload import uniform
+from jaxgen.bench.workload import arrivals
+from jaxgen.commands.bench_dataset import read_dataset
 from jaxgen.commands.opening import engine_options
 from jaxgen.config import EngineConfig
 from jaxgen.ragged.prefix_cache import PrefixCache
@@ -68,20 +69,20 @@ def as_lines(result: dict[str, Any]) -> str:
 
 def _trace(args: argparse.Namespace) -> list[Arrival]:
     seed = args.seed or 0
-    rng = np.random.default_rng(seed)
-    shared = rng.integers(0, _VOCAB, args.random_prefix_len).tolist()
-    if args.trace is not None:
+    if args.trace is None:
+        requests = read_dataset(args, lambda: _VOCAB, None)
+        if args.dataset_name == "custom":
+            raise RefusedInput("--dataset-name custom has texts, and there is no tokenizer here")
+        times = arrivals(len(requests), args.request_rate, seed)
         return [
-            Arrival(time, shared + rng.integers(0, _VOCAB, length).tolist(), tokens)
-            for time, length, tokens in _read_trace(Path(args.trace))
+            Arrival(time, request.prompt_ids, request.output_len)
+            for time, request in zip(times, requests, strict=True)
         ]
-    requests = uniform(
-        args.num_prompts, args.random_input_range, args.random_output_range, _VOCAB, seed
-    )
-    gaps = rng.exponential(1 / args.request_rate, args.num_prompts)
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(0, _VOCAB, args.random_prefix_len or 0).tolist()
     return [
-        Arrival(float(time), shared + request.prompt_ids, request.output_len)
-        for time, request in zip(np.cumsum(gaps), requests, strict=True)
+        Arrival(time, shared + rng.integers(0, _VOCAB, length).tolist(), tokens)
+        for time, length, tokens in _read_trace(Path(args.trace))
     ]
 
 

@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from jaxgen.bench.workload import random, uniform
 from jaxgen.cli import main
 
 TINY = {
@@ -19,23 +17,6 @@ TINY = {
     "torch_dtype": "float32",
 }
 SHAPE = ["--model", "llama-3.1-8b", "--load-format", "dummy", "--hf-overrides", json.dumps(TINY)]
-
-
-def test_uniform_workload_is_the_recorded_one():
-    """Lengths first, outputs second, ids last, from one generator: peers are given the same."""
-    requests = uniform(512, (128, 1024), (64, 512), 128256, seed=0)
-    rng = np.random.default_rng(0)
-    inputs = rng.integers(128, 1025, size=512)
-    outputs = rng.integers(64, 513, size=512)
-    assert [len(request.prompt_ids) for request in requests] == inputs.tolist()
-    assert [request.output_len for request in requests] == outputs.tolist()
-    assert requests[0].prompt_ids == rng.integers(0, 128256 - 16, size=inputs[0]).tolist()
-
-
-def test_random_lengths_stay_within_the_ratio():
-    requests = random(50, 100, 20, 0.5, 512, seed=1)
-    assert all(50 <= len(request.prompt_ids) <= 150 for request in requests)
-    assert all(10 <= request.output_len <= 30 for request in requests)
 
 
 def test_latency_reports_steps_and_roofline(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

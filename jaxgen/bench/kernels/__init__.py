@@ -1,0 +1,1 @@
+"""`jaxgen bench kernels`: each operation at the shapes that matter, checked, then timed."""
