@@ -6,6 +6,7 @@ TPU and GPU devices are descriptions only; their compilers come with libtpu and 
 import importlib.util
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,9 +38,13 @@ device_description_str: "NVIDIA H200"
 """
 
 _NEEDS = {
-    "tpu": ("libtpu", "libtpu"),
-    "cuda": ("jax_cuda13_plugin", "jax-cuda13-plugin jax-cuda13-pjrt"),
+    "tpu": {"libtpu": "libtpu"},
+    "cuda": {
+        "jax_cuda13_plugin": "jax-cuda13-plugin",
+        "jax_plugins.xla_cuda13": "jax-cuda13-pjrt",
+    },
 }
+"""Platform -> importable module -> the package that brings it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +88,26 @@ def _host_devices(name: str, count: int) -> list[Device]:
 
 
 def _need_compiler(name: str, platform: str) -> None:
-    module, packages = _NEEDS[platform]
-    if importlib.util.find_spec(module) is None:
+    needed = _NEEDS[platform]
+    missing = [package for module, package in needed.items() if not _importable(module)]
+    if missing:
+        # Without their dependencies, which are what only a machine with the card needs.
         raise RefusedInput(
-            f"topology {name!r}: its compiler is not installed; pip install {packages}"
+            f"topology {name!r}: its compiler is not installed; pip install --no-deps "
+            f"{' '.join(missing)}"
         )
+    if platform == "cuda" and not (shutil.which("ptxas") or _importable("nvidia.cu13")):
+        raise RefusedInput(
+            f"topology {name!r}: NVIDIA's assembler is not installed: ptxas of a CUDA 13 toolkit "
+            "on the PATH, or pip install nvidia-cuda-nvcc"
+        )
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
 
 
 def _described(name: str, shape: str, chip: Chip) -> Sequence[Device]:

@@ -59,6 +59,16 @@ def test_unknown_topologies_are_refused(name):
         parse_topology(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [("v5e:2x2", "libtpu"), ("h200:8", "--no-deps jax-cuda13-plugin jax-cuda13-pjrt")],
+)
+def test_a_missing_compiler_is_named(monkeypatch, name, packages):
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    with pytest.raises(RefusedInput, match=packages):
+        parse_topology(name)
+
+
 def test_kernels_are_those_of_the_entry():
     hlo = """
     %inner { %x = f32[2] dot(%a, %b) }
