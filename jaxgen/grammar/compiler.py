@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, grammar_from
 
+from jaxgen.grammar.matcher import Grammar, Matcher
+from jaxgen.grammar.reasoning import AnswerOnly
 from jaxgen.grammar.token_mask import ConstraintFailed, words_of
 from jaxgen.grammar.vocabulary import guided_vocabulary
 from jaxgen.sampling import InvalidParameter
@@ -30,42 +32,6 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """About a second to compile, and a few hundredths for a token: what is harder is refused."""
-
-
-class Grammar:
-    """Where one continuation stands in its grammar: a MaskSource."""
-
-    changes = True
-
-    def __init__(self, matcher: LLMatcher, words: int) -> None:
-        self._matcher = matcher
-        self._row = np.empty(words, np.int32)
-        self._check()
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing can follow."""
-        return self._matcher.is_stopped()
-
-    def advance(self, token: int) -> None:
-        """The token was said."""
-        self._matcher.consume_token(token)
-        self._check()
-
-    def write(self, mask: np.ndarray) -> None:
-        """Clears the bits of what the grammar does not let come next."""
-        row = self._row
-        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        self._check()
-        mask &= row[: mask.size]
-
-    def copy(self) -> "Grammar":
-        """Another that stands where this one does."""
-        return Grammar(self._matcher.deep_copy(), self._row.size)
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise ConstraintFailed(f"{NAME}: {self._matcher.get_error().strip()}")
 
 
 class GrammarCompiler:
@@ -95,10 +61,13 @@ class GrammarCompiler:
         text = _source(wanted, self._tokenizer)
         matcher = LLMatcher(vocabulary, text, limits=LIMITS, log_level=0)
         try:
-            grammar = Grammar(matcher, words_of(vocabulary.vocab_size))
+            grammar: Grammar = Matcher(matcher, words_of(vocabulary.vocab_size))
             grammar.write(np.full(words_of(self._vocab_size), -1, np.int32))
         except ConstraintFailed as error:
             raise InvalidParameter(NAME, f"cannot be served: {error}") from None
+        if wanted.after is not None:
+            assert self._tokenizer is not None
+            grammar = AnswerOnly(grammar, self._tokenizer, wanted.after, wanted.opening)
         with self._lock:
             self._compiled[wanted] = grammar
             while len(self._compiled) > REMEMBERED:

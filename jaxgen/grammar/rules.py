@@ -1,6 +1,6 @@
 """The rules that a request's parameters ask for, as sources of masks."""
 
-from jaxgen.grammar.compiler import Grammar
+from jaxgen.grammar.matcher import Grammar
 from jaxgen.grammar.token_mask import MaskSource
 from jaxgen.grammar.word_rules import OnlyListed, banned_words
 from jaxgen.sampling import SamplingParams

@@ -25,7 +25,9 @@ class StructuredOutputs:
     the output is one of these. grammar: GBNF, or Lark as llguidance writes it. json_object: any
     JSON object. structural_tag: text in which each trigger begins a tag with JSON in it.
     disable_any_whitespace: none between the parts of JSON. whitespace_pattern: what may be there.
-    disable_additional_properties: of objects whose schema does not speak of them.
+    disable_additional_properties: of objects whose schema does not speak of them. after: all of
+    this holds for what follows that text, and anything may come before. opening: what comes before
+    begins with this token; an output that does not begin so has the form from its beginning.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -37,6 +39,8 @@ class StructuredOutputs:
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     disable_additional_properties: bool = False
+    after: str | None = None
+    opening: str | None = None
 
     def __post_init__(self) -> None:
         given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
@@ -49,13 +53,15 @@ class StructuredOutputs:
                 object.__setattr__(self, name, _json_text(name, value))
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
-        for name in ("regex", "grammar", "whitespace_pattern"):
+        for name in ("regex", "grammar", "whitespace_pattern", "after", "opening"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise InvalidParameter(NAME, f"{name} must be a non-empty text, not {value!r}")
         for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             if getattr(self, name) not in (None, True, False):
                 raise InvalidParameter(NAME, f"{name} must be true or false")
+        if self.opening is not None and self.after is None:
+            raise InvalidParameter(NAME, "opening needs after: where the form begins to hold")
         if len(self.text) > LONGEST:
             raise InvalidParameter(NAME, f"may have {LONGEST} characters, not {len(self.text)}")
 

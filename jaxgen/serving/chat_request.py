@@ -5,13 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxgen.sampling import InvalidParameter
+from jaxgen.sampling import InvalidParameter, SamplingParams
+from jaxgen.sampling.structured import StructuredOutputs
 from jaxgen.serving.context import Serving
 from jaxgen.serving.errors import bad_request
 from jaxgen.serving.generation import Work
 from jaxgen.serving.logprobs import TokenNames
 from jaxgen.serving.messages import for_template
-from jaxgen.serving.parsers import make_parser
+from jaxgen.serving.parsers import always_thinks, make_parser, read_after
+from jaxgen.serving.parsers.thinking import BEGIN as THINK_BEGIN, END as THINK_END
 from jaxgen.serving.prompts import Prompt, check_room, off_loop, read_prompt
 from jaxgen.serving.protocol.chat import ChatRequest, NamedTool
 from jaxgen.serving.tools import (
@@ -34,6 +36,9 @@ _SETTLED_BY_REQUEST = (
     "chat_template",
     "tokenize",
 )
+
+_TAIL = 16
+"""Tokens in which a template may end the thoughts that it lets a model not have."""
 
 _SPACING = r"[ \n]{0,8}"
 """Between the parts of a call: a model must not fill its context with white space instead."""
@@ -63,7 +68,8 @@ async def understand(serving: Serving, public_id: str, body: ChatRequest) -> Cha
     """Everything that can be refused is refused here."""
     model = serving.check_model(body.model)
     body.check_supported()
-    parser, special = _parser(serving, body)
+    reasoning = serving.settings.reasoning_parser
+    parser, special = _parser(serving, body, reasoning)
     settled: dict[str, Any] = {}
     if body.logprobs:
         settled["logprobs"] = body.top_logprobs or 0
@@ -75,6 +81,10 @@ async def understand(serving: Serving, public_id: str, body: ChatRequest) -> Cha
     params = body.params(serving.settings.sampling_defaults, **settled)
     prompt = await render(serving, body)
     check_room(serving, prompt, params)
+    if reasoning is not None and thinking_is_over(serving, prompt):
+        parser, _ = _parser(serving, body, None)
+    elif reasoning is not None and params.structured_outputs is not None:
+        params = _free_thoughts(params, params.structured_outputs, reasoning)
     last = body.messages[-1]
     role = serving.settings.response_role
     if not body.add_generation_prompt:
@@ -150,14 +160,32 @@ def _structure(body: ChatRequest) -> dict[str, Any]:
     return {"structured_outputs": {"json": schema, "whitespace_pattern": _SPACING}}
 
 
-def _parser(serving: Serving, body: ChatRequest) -> tuple[Callable[[], TextParser] | None, bool]:
+def thinking_is_over(serving: Serving, prompt: Prompt) -> bool:
+    """Whether the template has written the end of the thoughts, so that an answer follows."""
+    last = serving.need_tokenizer().decode(prompt.ids[-_TAIL:])
+    return last.rstrip().endswith(THINK_END)
+
+
+def _free_thoughts(
+    params: SamplingParams, wanted: StructuredOutputs, reasoning: str
+) -> SamplingParams:
+    """The form is one of the answer: what the reasoning parser takes for thoughts is free."""
+    if wanted.after is not None:
+        return params
+    opening = None if always_thinks(reasoning) else THINK_BEGIN
+    return replace(params, structured_outputs=replace(wanted, after=THINK_END, opening=opening))
+
+
+def _parser(
+    serving: Serving, body: ChatRequest, reasoning: str | None
+) -> tuple[Callable[[], TextParser] | None, bool]:
     """How the text is read, and whether its special tokens are needed for that."""
     settings, choice = serving.settings, body.choice_of_tool
     if isinstance(choice, NamedTool):
         name = choice.function.name
-        return (lambda: NamedCall(name)), False
+        return (lambda: read_after(reasoning, NamedCall(name))), False
     if choice == "required":
-        return RequiredCalls, False
+        return (lambda: read_after(reasoning, RequiredCalls())), False
     tools = None
     if choice == "auto":
         if not settings.enable_auto_tool_choice:
@@ -167,7 +195,6 @@ def _parser(serving: Serving, body: ChatRequest) -> tuple[Callable[[], TextParse
                 "--tool-call-parser",
             )
         tools = settings.tool_call_parser
-    reasoning = settings.reasoning_parser
     if tools is None and reasoning is None:
         return None, False
     special = make_parser(tools=tools, reasoning=reasoning).needs_special_tokens

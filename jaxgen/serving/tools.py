@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from jaxgen.serving.parsers.call_json import CallWriter, call_object
 from jaxgen.serving.parsers.events import Arguments, Event, Reasoning, Text, ToolCall
@@ -74,6 +74,8 @@ class RequiredCalls(ReadingParser):
 
 class NamedCall:
     """The whole text is the arguments of one call."""
+
+    needs_special_tokens: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
         self._begin: list[Event] = [ToolCall(0, name)]

@@ -33,6 +33,17 @@ def make_parser(*, tools: str | None = None, reasoning: str | None = None) -> Ou
     )
 
 
+def read_after(reasoning: str | None, parser: Parser) -> OutputParser:
+    """`parser` for what follows the reasoning, which a fresh parser of that name reads."""
+    return OutputParser(_find("reasoning_parser", reasoning, REASONING_PARSERS), parser)
+
+
+def always_thinks(reasoning: str) -> bool:
+    """Whether that parser takes a text for reasoning that does not begin with a mark."""
+    found = REASONING_PARSERS[reasoning]
+    return isinstance(found, type) and issubclass(found, ThinkingParser) and found.always_thinks
+
+
 def _find(what: str, name: str | None, known: Mapping[str, Callable[[], Parser]]) -> Parser | None:
     if name is None:
         return None
@@ -51,6 +62,8 @@ __all__ = [
     "Reasoning",
     "Text",
     "ToolCall",
+    "always_thinks",
     "coalesced",
     "make_parser",
+    "read_after",
 ]
