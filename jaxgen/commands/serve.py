@@ -3,21 +3,21 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import jax
 
+from jaxgen import serving
 from jaxgen.commands.opening import open_for
 from jaxgen.commands.serve_options import API_KEY_VARIABLE
 from jaxgen.config import DEFAULT_MAX_NUM_SEQS
 from jaxgen.llm import LLM
 from jaxgen.opened import OpenedModel
-from jaxgen.serving.app import create_app
-from jaxgen.serving.async_engine import AsyncEngine
-from jaxgen.serving.server import ListenSettings, bind, run_server
-from jaxgen.serving.settings import ServerSettings
+from jaxgen.serving.garbage import calm_collector
+from jaxgen.serving.replicas.adoption import adopted, device_environments, replica_options
 from jaxgen_checkpoints.errors import ConfigError
 
 CPU_SEQUENCES = 32
@@ -32,32 +32,62 @@ _RENAMED = {
 
 def run(args: argparse.Namespace) -> int:
     """0 after SIGTERM or Ctrl-C. What cannot be served is refused before a weight is read."""
-    listen = ListenSettings(**_given(args, ListenSettings))
-    with bind(listen) as bound:
+    if args.replica:
+        args = adopted(sys.stdin.fileno())
+    replicas = 1 if args.data_parallel_size is None else args.data_parallel_size
+    if replicas < 1:
+        raise ConfigError(f"data_parallel_size must be at least 1, got {replicas}")
+    if replicas > 1:
+        return run_front(args, replicas)
+    listen = serving.ListenSettings(**_given(args, serving.ListenSettings))
+    with serving.bind(listen) as bound:
         cpu = jax.default_backend() == "cpu"
         opened = open_for(args, sequences=CPU_SEQUENCES if cpu else DEFAULT_MAX_NUM_SEQS)
         settings = server_settings(args, opened)
         llm = LLM.of(opened)
-        engine = AsyncEngine.of(llm, name=args.model)
-        run_server(create_app(engine, settings, prepare=llm.warm_up), listen, bound)
+        engine = serving.AsyncEngine.of(llm, name=args.model)
+
+        def prepare() -> None:
+            llm.warm_up()
+            calm_collector()
+
+        serving.run_server(serving.create_app(engine, settings, prepare=prepare), listen, bound)
     return 0
 
 
-def server_settings(args: argparse.Namespace, opened: OpenedModel) -> ServerSettings:
+def run_front(args: argparse.Namespace, replicas: int) -> int:
+    """Serves with several processes behind one port; this one touches no device."""
+    listen = serving.ListenSettings(**_given(args, serving.ListenSettings))
+    environments = device_environments(replicas, args.tensor_parallel_size or 1, os.environ)
+    with serving.bind(listen) as bound:
+        fleet = serving.Fleet(replica_options(args), environments)
+        serving.run_server(
+            serving.create_front(fleet, serving.ServerSettings(**_client_settings(args))),
+            listen,
+            bound,
+        )
+    return 0
+
+
+def server_settings(args: argparse.Namespace, opened: OpenedModel) -> "serving.ServerSettings":
     """The options that concern clients; ConfigError for those that do not fit together."""
-    given = _given(args, ServerSettings)
-    keys = [*given.pop("api_keys", ()), *os.environ.get(API_KEY_VARIABLE, "").split(",")]
-    names = given.pop("served_model_names", None) or (args.model,)
-    return ServerSettings(
-        api_keys=tuple(key for key in keys if key),
-        served_model_names=names,
-        sampling_defaults=_sampling_defaults(args, opened),
-        **given,
+    return serving.ServerSettings(
+        sampling_defaults=_sampling_defaults(args, opened), **_client_settings(args)
     )
 
 
+def _client_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Of ServerSettings' fields those that need no model."""
+    given = _given(args, serving.ServerSettings)
+    keys = [*given.pop("api_keys", ()), *os.environ.get(API_KEY_VARIABLE, "").split(",")]
+    given["api_keys"] = tuple(key for key in keys if key)
+    given["served_model_names"] = given.get("served_model_names") or (args.model,)
+    return given
+
+
 def _given(
-    args: argparse.Namespace, settings: type[ListenSettings] | type[ServerSettings]
+    args: argparse.Namespace,
+    settings: "type[serving.ListenSettings] | type[serving.ServerSettings]",
 ) -> dict[str, Any]:
     """What was given of a dataclass' fields; lists become tuples."""
     options = {_RENAMED.get(name, name): value for name, value in vars(args).items()}

@@ -37,6 +37,13 @@ def _listening(group: Any) -> None:  # noqa: ANN401
     group.add_argument("--ssl-cert-reqs", type=int, metavar="N", help="2 demands one of clients")
     group.add_argument("--root-path", metavar="PATH", help="where a proxy puts this server")
     group.add_argument(
+        "--data-parallel-size",
+        type=int,
+        metavar="N",
+        help="so many replicas behind the port, each on devices of its own; default 1",
+    )
+    group.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
+    group.add_argument(
         "--shutdown-timeout",
         type=float,
         metavar="SECONDS",

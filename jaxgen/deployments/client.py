@@ -1,16 +1,16 @@
-"""A deployment's client: prompts go over HTTP to the replica that has least to do."""
+"""A deployment's client: prompts go over HTTP, each on its own, so that all replicas get some."""
 
 import json
-import threading
-from collections import Counter
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import httpx
 
+from jaxgen.commands.serve_options import API_KEY_VARIABLE
 from jaxgen.deployments.processes import stop
-from jaxgen.deployments.records import Deployment, Replica, forget, read_record
+from jaxgen.deployments.records import Deployment, forget, read_record
 from jaxgen.pipelines import Response, read_params
 from jaxgen_checkpoints.errors import RefusedInput
 
@@ -20,12 +20,14 @@ _MOST_AT_ONCE = 256
 class Client:
     """Calls a deployment as if it were a pipeline. Safe to use from several threads."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, *, api_key: str | None = None) -> None:
+        """api_key: default the first in $JAXGEN_API_KEY, if there is one."""
         self.name = deployment.name
-        self._replicas = deployment.replicas
-        self._busy: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._http = httpx.Client(timeout=None)
+        self.url = deployment.url
+        self._pid = deployment.pid
+        key = api_key or os.environ.get(API_KEY_VARIABLE, "").partition(",")[0]
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(timeout=None, headers=headers)
 
     def __call__(
         self,
@@ -44,7 +46,7 @@ class Client:
         streaming_fn: Callable[[list[Response]], object] | None = None,
         **params: Any,  # noqa: ANN401 (GenerateParams, checked by name)
     ) -> list[Response] | None:
-        """One Response a prompt, in order; each prompt goes to the replica with the fewest.
+        """One Response a prompt, in order; the server has each done by its least busy replica.
 
         streaming_fn: called with one Response for each new piece of text, for one prompt; nothing
         is returned then. RefusedInput for what the server refuses, ConnectionError if it is gone.
@@ -62,10 +64,9 @@ class Client:
             return list(pool.map(lambda text: self._ask(text, params), texts))
 
     def terminate_server(self) -> None:
-        """Stops every replica of this deployment, which must be on this machine, and waits."""
-        for replica in self._replicas:
-            if _serves(replica, self.name):  # otherwise its number may be another process' by now
-                stop(replica.pid)
+        """Stops this deployment, which must be on this machine, and waits."""
+        if self._is_served():  # otherwise its number may be another process' by now
+            stop(self._pid)
         forget(self.name)
         self.close()
 
@@ -82,16 +83,13 @@ class Client:
         self.close()
 
     def _ask(self, text: str, params: Mapping[str, Any]) -> Response:
-        replica = self._take()
         try:
-            answer = self._http.post(self._route(replica), json={"prompts": text, **params})
+            answer = self._http.post(self._route, json={"prompts": text, **params})
             _check(answer.status_code, answer.text)
             (found,) = answer.json()
             return Response(**found)
         except httpx.TransportError as error:
-            raise self._gone(replica, error) from error
-        finally:
-            self._give_back(replica)
+            raise self._gone(error) from error
 
     def _stream(
         self,
@@ -99,10 +97,9 @@ class Client:
         streaming_fn: Callable[[list[Response]], object],
         params: Mapping[str, Any],
     ) -> None:
-        replica = self._take()
         body = {"prompts": text, "stream": True, **params}
         try:
-            with self._http.stream("POST", self._route(replica), json=body) as answer:
+            with self._http.stream("POST", self._route, json=body) as answer:
                 if answer.status_code != httpx.codes.OK:
                     _check(answer.status_code, answer.read().decode())
                 for line in answer.iter_lines():
@@ -110,34 +107,29 @@ class Client:
                     if data and data != "[DONE]":
                         streaming_fn([_piece(json.loads(data))])
         except httpx.TransportError as error:
-            raise self._gone(replica, error) from error
-        finally:
-            self._give_back(replica)
+            raise self._gone(error) from error
 
-    def _route(self, replica: Replica) -> str:
-        return f"{replica.url}/mii/{self.name}"
+    @property
+    def _route(self) -> str:
+        return f"{self.url}/mii/{self.name}"
 
-    def _take(self) -> Replica:
-        """The replica that has the fewest of this client's prompts, one more now."""
-        with self._lock:
-            replica = min(self._replicas, key=lambda each: self._busy[each.url])
-            self._busy[replica.url] += 1
-            return replica
+    def _is_served(self) -> bool:
+        try:
+            answer = self._http.get(f"{self.url}/v1/models", timeout=10)
+        except httpx.TransportError:
+            return False
+        return answer.status_code == httpx.codes.OK and self.name in answer.text
 
-    def _give_back(self, replica: Replica) -> None:
-        with self._lock:
-            self._busy[replica.url] -= 1
-
-    def _gone(self, replica: Replica, error: Exception) -> ConnectionError:
+    def _gone(self, error: Exception) -> ConnectionError:
         return ConnectionError(
-            f"deployment {self.name!r} does not answer at {replica.url}: {error}; "
+            f"deployment {self.name!r} does not answer at {self.url}: {error}; "
             "jaxgen.serve starts it anew"
         )
 
 
-def client(name: str) -> Client:
+def client(name: str, *, api_key: str | None = None) -> Client:
     """The client of a deployment on this machine; DeploymentNotFound if there is none."""
-    return Client(read_record(name))
+    return Client(read_record(name), api_key=api_key)
 
 
 def _piece(value: Mapping[str, Any]) -> Response:
@@ -156,11 +148,3 @@ def _check(status: int, body: str) -> None:
     if status < httpx.codes.INTERNAL_SERVER_ERROR:
         raise RefusedInput(message)
     raise ConnectionError(f"status {status}: {message}")
-
-
-def _serves(replica: Replica, name: str) -> bool:
-    try:
-        answer = httpx.get(f"{replica.url}/v1/models", timeout=10)
-        return answer.status_code == httpx.codes.OK and name in answer.text
-    except httpx.TransportError:
-        return False

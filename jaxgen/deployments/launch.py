@@ -1,7 +1,7 @@
 """`jaxgen.serve`: starts `jaxgen serve` in processes of their own, which outlive this one.
 
-Everything that a replica does is the command's business; here options are put into its words, each
-replica gets its own devices and port, and a record says where they are.
+Everything that the server does is the command's business, its replicas too; here options are put
+into its words, and a record says where it is.
 """
 
 import os
@@ -17,7 +17,7 @@ import httpx
 from jaxgen.commands.parser import build_parser
 from jaxgen.deployments.client import Client
 from jaxgen.deployments.processes import alive, start, stop
-from jaxgen.deployments.records import Deployment, Replica, folder, log_file, write_record
+from jaxgen.deployments.records import Deployment, log_file, write_record
 from jaxgen_checkpoints.errors import RefusedInput
 
 DEFAULT_PORT = 51080
@@ -42,41 +42,35 @@ def serve(
 ) -> Client:
     """Serves a model until `terminate_server`, and gives its client; this process may end.
 
-    deployment_name: default "<model>-mii-deployment". replica_num: server processes, on ports from
-    `port` on (default 51080; 0 takes free ones) and, with accelerators, each on tensor_parallel
+    deployment_name: default "<model>-mii-deployment". replica_num: processes behind one port
+    (`port`, default 51080; 0 takes a free one) and, with accelerators, each on tensor_parallel
     devices of its own. options: of `jaxgen serve`, with underscores, or by MII's names. Returns
     when all replicas are ready. RefusedInput, with the server's own words, if one does not start.
     """
     name = deployment_name or f"{Path(model).name}-mii-deployment"
     given = _renamed(options)
-    first_port = int(given.pop("port", DEFAULT_PORT))
+    port = int(given.pop("port", DEFAULT_PORT)) or _free_port()
     host = given.pop("host", "127.0.0.1")
-    folder().mkdir(parents=True, exist_ok=True)
-    commands = []
-    for index in range(replica_num):
-        port = first_port + index if first_port else _free_port()
-        arguments = [
-            *("serve", str(model), "--served-model-name", name),
-            *("--host", host, "--port", str(port)),
-            *("--tensor-parallel-size", str(tensor_parallel)),
-            *_flags(given),
-        ]
-        _check(arguments)
-        commands.append((port, arguments))
+    arguments = [
+        *("serve", str(model), "--served-model-name", name),
+        *("--host", host, "--port", str(port)),
+        *("--tensor-parallel-size", str(tensor_parallel)),
+        *("--data-parallel-size", str(replica_num)),
+        *_flags(given),
+    ]
+    _check(arguments)
+    log = log_file(name)
+    log.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as started:
-        replicas = []
-        for index, (port, arguments) in enumerate(commands):
-            environment = _environment(index, tensor_parallel, replica_num)
-            pid = start(arguments, environment, log_file(name, index))
-            started.callback(stop, pid)
-            reached = "127.0.0.1" if host == "0.0.0.0" else host
-            replicas.append(Replica(f"http://{reached}:{port}", pid))
-        for index, replica in enumerate(replicas):
-            _wait_until_ready(replica, log_file(name, index), start_seconds)
-        deployment = Deployment(name, str(model), tuple(replicas))
+        pid = start(arguments, os.environ, log)
+        started.callback(stop, pid)
+        reached = "127.0.0.1" if host == "0.0.0.0" else host
+        deployment = Deployment(name, str(model), f"http://{reached}:{port}", pid)
+        _wait_until_ready(deployment, log, start_seconds)
         write_record(deployment)
         started.pop_all()
-    return Client(deployment)
+    keys = given.get("api_key") or ()
+    return Client(deployment, api_key=keys if isinstance(keys, str) else next(iter(keys), None))
 
 
 def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,23 +113,13 @@ def _check(arguments: list[str]) -> None:
         raise RefusedInput(f"jaxgen serve has no option {unknown[0]}; see jaxgen serve --help")
 
 
-def _environment(index: int, devices: int, replicas: int) -> dict[str, str]:
-    """Where there are several replicas, each sees its own accelerators only."""
-    environment = dict(os.environ)
-    if replicas > 1:
-        mine = ",".join(str(index * devices + i) for i in range(devices))
-        for variable in ("CUDA_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"):
-            environment.setdefault(variable, mine)
-    return environment
-
-
-def _wait_until_ready(replica: Replica, log: Path, seconds: float) -> None:
+def _wait_until_ready(deployment: Deployment, log: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if not alive(replica.pid):
+        if not alive(deployment.pid):
             raise RefusedInput(f"the server ended before it was ready: {_last_words(log)}")
         try:
-            if httpx.get(f"{replica.url}/ready", timeout=5).status_code == httpx.codes.OK:
+            if httpx.get(f"{deployment.url}/ready", timeout=5).status_code == httpx.codes.OK:
                 return
         except httpx.TransportError:
             pass  # it has not bound its port yet

@@ -15,20 +15,13 @@ class DeploymentNotFound(RefusedInput):
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """One server process."""
-
-    url: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
 class Deployment:
-    """One name and its replicas."""
+    """One name, and the process that serves it at `url`: alone, or in front of its replicas."""
 
     name: str
     model: str
-    replicas: tuple[Replica, ...]
+    url: str
+    pid: int
 
 
 def folder() -> Path:
@@ -37,9 +30,9 @@ def folder() -> Path:
     return Path(given) if given else Path.home() / ".cache" / "jaxgen" / "deployments"
 
 
-def log_file(name: str, index: int) -> Path:
-    """What replica number `index` writes."""
-    return folder() / f"{_safe(name)}.{index}.log"
+def log_file(name: str) -> Path:
+    """What the server and its replicas write."""
+    return folder() / f"{_safe(name)}.log"
 
 
 def write_record(deployment: Deployment) -> None:
@@ -60,8 +53,7 @@ def read_record(name: str) -> Deployment:
         raise DeploymentNotFound(
             f"there is no deployment {name!r} on this machine; there are: {known}"
         ) from None
-    replicas = tuple(Replica(**replica) for replica in held["replicas"])
-    return Deployment(held["name"], held["model"], replicas)
+    return Deployment(**held)
 
 
 def forget(name: str) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from jaxgen.serving.context import Serving
 from jaxgen.serving.endpoint import Endpoint, get, post
 from jaxgen.serving.errors import ApiError
-from jaxgen.serving.guard import REQUEST_ID, Guard
+from jaxgen.serving.guard import REQUEST_ID, Guard, Guarded
 from jaxgen.serving.openapi import openapi_document
 from jaxgen.serving.protocol.chat import ChatAnswer, ChatRequest
 from jaxgen.serving.protocol.completion import CompletionAnswer, CompletionRequest
@@ -38,6 +38,7 @@ from jaxgen.serving.protocol.service import (
     TokenizeRequest,
 )
 from jaxgen.serving.routes import native, service, tokens
+from jaxgen.serving.routes.absent import absent
 from jaxgen.serving.routes.chat import chat_completions
 from jaxgen.serving.routes.completions import completions
 from jaxgen.serving.routes.mii import mii
@@ -66,8 +67,8 @@ def create_app(
     open_paths = [endpoint.path for endpoint in endpoints if endpoint.open]
     app = Starlette(
         routes=[endpoint.route for endpoint in endpoints],
-        middleware=_middleware(serving, open_paths),
-        exception_handlers={HTTPException: _routing_error},
+        middleware=middleware(serving, open_paths),
+        exception_handlers={HTTPException: routing_error},
         lifespan=_lifespan(serving, prepare),
     )
     app.state.serving = serving
@@ -108,6 +109,7 @@ def all_endpoints() -> Sequence[Endpoint]:
             *("/detokenize", tokens.detokenize, "Ids to text", DetokenizeRequest),
             answer=DetokenizeAnswer,
         ),
+        get("/tokenizer_info", tokens.tokenizer_info, "Special tokens and the chat template"),
         post(
             *("/generate", native.generate, "SGLang's native request", GenerateRequest),
             answer=GenerateAnswer,
@@ -124,9 +126,18 @@ def all_endpoints() -> Sequence[Endpoint]:
             answer=Success,
             method="POST",
         ),
+        get(
+            *("/reset_prefix_cache", native.flush_cache, "vLLM's name of flush_cache"),
+            answer=Success,
+            method="POST",
+        ),
         get("/get_model_info", native.model_info, "The model, by SGLang's names"),
+        get("/get_server_info", native.server_info, "Model and load, by SGLang's names"),
+        get("/health_generate", native.health_generate, "Whether a token can be generated"),
         get("/health", service.health, "Whether the engine can generate", open=True),
         get("/ready", service.ready, "Whether requests are taken", open=True),
+        get("/ping", service.health, "The same, by SageMaker's name", open=True),
+        get("/load", service.load, "Continuations being served"),
         get("/version", service.about, "The server's version", open=True),
         get("/metrics", service.metrics, "For Prometheus", media=text, open=True),
         get("/openapi.json", service.openapi, "This document", open=True),
@@ -135,7 +146,8 @@ def all_endpoints() -> Sequence[Endpoint]:
     )
 
 
-def _middleware(serving: Serving, open_paths: Sequence[str]) -> list[Middleware]:
+def middleware(serving: Guarded, open_paths: Sequence[str]) -> list[Middleware]:
+    """What every request passes. open_paths: served without an API key."""
     settings = serving.settings
     guard = Middleware(Guard, serving=serving, open_paths=open_paths)
     if not settings.allowed_origins:
@@ -151,10 +163,13 @@ def _middleware(serving: Serving, open_paths: Sequence[str]) -> list[Middleware]
     return [cors, guard]
 
 
-async def _routing_error(request: Request, error: Exception) -> Response:
+async def routing_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, in the same form as every other error."""
     assert isinstance(error, HTTPException)
     message = error.detail
+    told = absent(request.url.path.removeprefix(request.scope.get("root_path", "")))
+    if error.status_code == 404 and told is not None:
+        return ApiError(501, told).response()
     if error.status_code == 404:
         message = f"there is no route {request.method} {request.url.path}"
     elif error.status_code == 405:

@@ -8,14 +8,15 @@ import re
 import time
 import uuid
 from collections.abc import Collection
+from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxgen.serving.connection import CLIENT_GONE, DIRECT_SEND, ClientGone
-from jaxgen.serving.context import Serving
 from jaxgen.serving.errors import ApiError, as_api_error
+from jaxgen.serving.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("jaxgen.access")
@@ -24,10 +25,32 @@ REQUEST_ID = "x-request-id"
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
+class HttpMetrics(Protocol):
+    """Counts responses."""
+
+    def http(self, method: str, handler: str, status: int, seconds: float) -> None:
+        """A response has ended. handler: the route's path."""
+        ...
+
+
+class Guarded(Protocol):
+    """What is behind the middleware."""
+
+    @property
+    def settings(self) -> ServerSettings:
+        """Keys and limits."""
+        ...
+
+    @property
+    def metrics(self) -> HttpMetrics:
+        """To be told of every response."""
+        ...
+
+
 class Guard:
     """ASGI middleware around all routes."""
 
-    def __init__(self, app: ASGIApp, serving: Serving, open_paths: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, serving: Guarded, open_paths: Collection[str]) -> None:
         """open_paths: served without an API key; every other path, known or not, needs one."""
         self._app = app
         self._serving = serving
@@ -120,7 +143,7 @@ class _Exchange:
         await self._send(message)
 
 
-def _limited(receive: Receive, headers: Headers, serving: Serving) -> Receive:
+def _limited(receive: Receive, headers: Headers, serving: Guarded) -> Receive:
     """`receive` that refuses bodies which are too long, or too long in coming."""
     most, seconds = serving.settings.max_body_bytes, serving.settings.body_seconds
     announced = headers.get("content-length", "0")

@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import ssl
 from dataclasses import dataclass
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
 
-from jaxgen.serving.context import Serving
 from jaxgen.serving.http_protocol import bounded_http
+from jaxgen.serving.settings import ServerSettings
 from jaxgen_checkpoints.errors import ConfigError, RefusedInput
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,31 @@ class ListenSettings:
             raise ConfigError(f"drain_seconds must not be negative, got {self.drain_seconds}")
 
 
+class Served(Protocol):
+    """`app.state.serving`: what a server must know of its application."""
+
+    draining: bool
+    failure: Exception | None
+
+    @property
+    def settings(self) -> ServerSettings:
+        """Of the application."""
+        ...
+
+    @property
+    def active(self) -> int:
+        """Continuations being served."""
+        ...
+
+    def whats_wrong(self) -> str | None:
+        """Why nothing can be generated; None while all is well."""
+        ...
+
+    async def abort(self, public_id: str | None) -> None:
+        """Ends one request, or all for None."""
+        ...
+
+
 def bind(listen: ListenSettings) -> socket.socket:
     """A socket that holds the address and does not listen yet. RefusedInput if it is taken."""
     host = listen.host or ""
@@ -72,7 +99,7 @@ def run_server(
     """
     listen = listen or ListenSettings()
     held = bind(listen) if bound is None else bound
-    serving: Serving = app.state.serving
+    serving: Served = app.state.serving
     server = Server(app, listen)
     host, port = held.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -90,7 +117,7 @@ class Server(uvicorn.Server):
     """uvicorn.Server that tells the application of its end, and gives answers time to end."""
 
     def __init__(self, app: Starlette, listen: ListenSettings) -> None:
-        self._serving: Serving = app.state.serving
+        self._serving: Served = app.state.serving
         self._drain_seconds = listen.drain_seconds
         config = uvicorn.Config(
             app,
@@ -109,6 +136,10 @@ class Server(uvicorn.Server):
             ssl_cert_reqs=listen.ssl_cert_reqs,
         )
         super().__init__(config)
+
+    def stop(self) -> None:
+        """What SIGTERM does; for a server whose `run` is in another thread."""
+        self.handle_exit(signal.SIGTERM, None)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal lets what runs end, the second does not; neither kills the process."""

@@ -1,12 +1,10 @@
 """MII's client and route, against a server that runs here; launching is in test_launch."""
 
-from contextlib import ExitStack
-
 import pytest
 
 from jaxgen import LLM
 from jaxgen.deployments import Client, DeploymentNotFound, client, serve
-from jaxgen.deployments.records import Deployment, Replica, read_record, write_record
+from jaxgen.deployments.records import Deployment, read_record, write_record
 from jaxgen.pipelines import Pipeline, Response
 from jaxgen.sampling import InvalidParameter
 from jaxgen.serving.app import create_app
@@ -14,7 +12,6 @@ from jaxgen.serving.async_engine import AsyncEngine
 from jaxgen.serving.settings import ServerSettings
 from jaxgen_checkpoints.errors import RefusedInput
 from tests.serving.live import live
-from tests.serving.stub_engine import StubEngine
 
 OPTIONS = {
     "dtype": "float32",
@@ -47,7 +44,7 @@ def server(llm, expected):
 
 @pytest.fixture
 def tiny(server):
-    with Client(Deployment("tiny", "model", (Replica(server.base_url, 0),))) as client:
+    with Client(Deployment("tiny", "model", server.base_url, 0)) as client:
         yield client
 
 
@@ -74,34 +71,22 @@ def test_what_is_wrong_is_said(tiny, server):
     with pytest.raises(RefusedInput, match="max_length"):
         tiny("a long prompt indeed", max_length=1)
     with (
-        Client(Deployment("other", "model", (Replica(server.base_url, 0),))) as unknown,
+        Client(Deployment("other", "model", server.base_url, 0)) as unknown,
         pytest.raises(RefusedInput, match="other"),
     ):
         unknown("x")
     with (
-        Client(Deployment("tiny", "model", (Replica("http://127.0.0.1:9", 0),))) as gone,
+        Client(Deployment("tiny", "model", "http://127.0.0.1:9", 0)) as gone,
         pytest.raises(ConnectionError, match="starts it anew"),
     ):
         gone("x")
-
-
-def test_prompts_go_to_whoever_has_fewest(llm):
-    settings = ServerSettings(served_model_names=("tiny",))
-    engines = [StubEngine(llm.tokenizer, ("a", "b"), seconds=0.3) for _ in range(2)]
-    with ExitStack() as stack:
-        servers = [stack.enter_context(live(create_app(e, settings))) for e in engines]
-        replicas = tuple(Replica(server.base_url, 0) for server in servers)
-        both = stack.enter_context(Client(Deployment("tiny", "model", replicas)))
-        answers = both(["x"] * 6, max_new_tokens=2)
-    assert [answer.generated_text for answer in answers] == ["ab"] * 6
-    assert [len(engine.asked) for engine in engines] == [3, 3]
 
 
 def test_records_are_found_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXGEN_CACHE_PATH", str(tmp_path / "kept"))
     with pytest.raises(DeploymentNotFound, match="there are: none"):
         client("tiny")
-    made = Deployment("org/tiny", "model", (Replica("http://127.0.0.1:1", 7),))
+    made = Deployment("org/tiny", "model", "http://127.0.0.1:1", 7)
     write_record(made)
     assert read_record("org/tiny") == made
     assert [path.parent for path in tmp_path.rglob("*.json")] == [tmp_path / "kept"]

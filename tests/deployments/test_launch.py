@@ -2,6 +2,7 @@
 
 import os
 
+import httpx
 import pytest
 
 import jaxgen
@@ -29,7 +30,9 @@ def test_two_replicas_from_start_to_end(golden_dir):
     greedy = {"do_sample": False, "max_new_tokens": 5}
     expected = jaxgen.pipeline(folder, dtype="float32", max_model_len=96)(["a", "b"], **greedy)
     started = serve(folder, "two", replica_num=2, **OPTIONS)
-    pids = [replica.pid for replica in started._replicas]
+    replicas = httpx.get(started.url + "/health").json()["replicas"]
+    pids = [replica["pid"] for replica in replicas]
+    assert len(set(pids)) == 2
     try:
         assert started(["a", "b"], **greedy) == expected
         with client("two") as found:

@@ -155,3 +155,33 @@ def test_a_failure_of_ours_is_told_without_details(ask, caplog):
     assert "secret detail" in caplog.text  # the log has it
     engine.fail_with = None
     assert client.post("/v1/completions", json={"prompt": "hi"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/v1/embeddings", "generate text"),
+        ("/v1/responses/resp_1", "nothing is stored"),
+        ("/v1/responses/resp_1/cancel", "nothing is stored"),
+        ("/v1/audio/speech", "text only"),
+        ("/wake_up", "does not sleep"),
+    ],
+)
+def test_routes_that_are_elsewhere_say_why_they_are_not_here(ask, path, why):
+    answer = ask().post(path, json={})
+    assert answer.status_code == 501
+    assert why in answer.json()["error"]["message"]
+    assert answer.json()["error"]["type"] == "NotImplementedError"
+
+
+def test_health_by_other_names(ask):
+    client = ask()
+    assert client.get("/ping").status_code == 200
+    assert client.get("/health_generate").json() == {"status": "ok"}
+    assert client.get("/load").json() == {"server_load": 0}
+    assert client.get("/get_server_info").json()["internal_states"] == [
+        {"running": 0, "waiting": 0}
+    ]
+    assert client.post("/reset_prefix_cache").json() == {"success": True}
+    (_, prompt, params), *_ = client.app.state.serving.engine.asked
+    assert (list(prompt), params.max_tokens) == ([0], 1)

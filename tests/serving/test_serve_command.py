@@ -27,6 +27,7 @@ SMALL += ("--max-num-seqs", "2", "--host", "127.0.0.1")
         (("--tool-call-parser", "nothing"), "hermes"),
         (("--ssl-keyfile", "x"), "ssl_certfile"),
         (("--root-path", "llm"), "root_path"),
+        (("--data-parallel-size", "0"), "data_parallel_size"),
         (("--allowed-origins", "[nothing"), "JSON list"),
         (("--chat-template", "no/such/file"), "no/such/file"),
         (("--generation-config", "elsewhere"), "invalid choice"),
@@ -50,6 +51,16 @@ def test_a_port_in_use_is_told_first(capsys):
         taken.listen()
         assert main(["serve", "no/such/model", "--host", "127.0.0.1", "--port", port]) == 2
     assert port in capsys.readouterr().err
+
+
+def test_without_the_extra_one_line_says_what_to_install():
+    program = "import sys; sys.modules['starlette'] = None; from jaxgen.cli import main; "
+    words = [sys.executable, "-c", program + "sys.exit(main(['serve', 'model', '--port', '0']))"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: a server needs starlette")
+    assert "pip install 'jaxgen[serve]'" in line
 
 
 @pytest.mark.slow

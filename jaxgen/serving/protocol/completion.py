@@ -25,8 +25,6 @@ class CompletionRequest(SamplingFields):
             raise InvalidParameter("best_of", "is not supported: ask for n continuations")
         if self.suffix:
             raise InvalidParameter("suffix", "is not supported: no model here fills a gap")
-        if self.echo and self.stream and self.logprobs is not None:
-            raise InvalidParameter("echo", "with logprobs is not supported in a stream")
 
     def prompts(self) -> list[str | list[int]]:
         """All prompts; InvalidParameter if there is none, or an empty one."""

@@ -14,7 +14,7 @@ from jaxgen.engine.outputs import TokenLogprob
 from jaxgen.serving.chunks import CompletionChunk, Envelope
 from jaxgen.serving.connection import EventStream, JSONAnswer, while_connected
 from jaxgen.serving.context import Serving
-from jaxgen.serving.deltas import CompletionDelta
+from jaxgen.serving.deltas import CompletionDelta, RequestDelta
 from jaxgen.serving.generation import Answered, Grown, Work, collect, deltas
 from jaxgen.serving.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
 from jaxgen.serving.prompts import Prompt, check_room, read_prompt
@@ -163,7 +163,9 @@ async def _stream(serving: Serving, asked: _Asked) -> AsyncGenerator[bytes]:
                 envelope.cached_tokens += delta.cached_tokens
                 if body.echo:
                     text = _prompt_text(asked, prompts[place])
-                    pieces += [chunk.text(place * n + i, text) for i in range(n)]
+                    for index in range(place * n, place * n + n):
+                        writer = logprobs.setdefault(index, _logprobs_of(asked))
+                        pieces.append(chunk.text(index, text, _echoed(asked, delta, writer)))
             for completion in delta.completions:
                 if asked.just_echo:
                     completion = _nothing_of(completion)
@@ -184,6 +186,16 @@ async def _stream(serving: Serving, asked: _Asked) -> AsyncGenerator[bytes]:
 def _nothing_of(delta: CompletionDelta) -> CompletionDelta:
     """The end alone, of a continuation that nobody wants."""
     return CompletionDelta(delta.index, "", [], None, delta.finish_reason, delta.stop_reason, None)
+
+
+def _echoed(asked: _Asked, delta: RequestDelta, writer: CompletionLogprobs) -> str:
+    """What the chunk of an echoed prompt tells beside the prompt's text."""
+    top, known = asked.body.logprobs, delta.prompt_logprobs
+    if top is None or known is None:
+        return ""
+    shown = writer.render(delta.prompt_token_ids, known, top)
+    members = {"logprobs": shown, "finish_reason": None, "stop_reason": None}
+    return "," + json.dumps(members, allow_nan=False)[1:-1]
 
 
 def _members(asked: _Asked, delta: CompletionDelta, writer: CompletionLogprobs) -> str:

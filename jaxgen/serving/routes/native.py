@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from jaxgen.serving.connection import DONE, EventStream, JSONAnswer, while_conne
 from jaxgen.serving.context import Serving
 from jaxgen.serving.generation import Answered, Grown, Work, collect, deltas, grow
 from jaxgen.serving.logprobs import finite
-from jaxgen.serving.prompts import check_room, read_prompt
+from jaxgen.serving.prompts import Prompt, check_room, read_prompt
 from jaxgen.serving.protocol.service import AbortRequest, GenerateRequest
 
 _RENAMED = {
@@ -63,18 +64,40 @@ async def abort_request(serving: Serving, request: Request, body: AbortRequest) 
     return JSONAnswer({"success": True})
 
 
-async def model_info(serving: Serving, request: Request) -> Response:
-    """What is served, by SGLang's names."""
+async def health_generate(serving: Serving, request: Request) -> Response:
+    """200 when a token could be generated just now; that waits its turn like any request."""
+    prompt = Prompt([0], None)
+    work = Work(request.state.request_id, [prompt], SamplingParams(max_tokens=1, temperature=0))
+    await while_connected(request.receive, collect(serving, work))
+    return JSONAnswer({"status": "ok"})
+
+
+async def server_info(serving: Serving, request: Request) -> Response:
+    """The model and the load, by SGLang's names."""
+    stats = serving.engine.stats()
     return JSONAnswer(
         {
-            "model_path": serving.engine.model_name,
-            "tokenizer_path": serving.engine.model_name,
-            "is_generation": True,
-            "max_context_length": serving.engine.max_context,
-            "served_model_name": serving.names[0],
-            "preferred_sampling_params": dict(serving.settings.sampling_defaults),
+            **_info(serving),
+            "version": version("jaxgen"),
+            "internal_states": [{"running": stats.running, "waiting": stats.waiting}],
         }
     )
+
+
+async def model_info(serving: Serving, request: Request) -> Response:
+    """What is served, by SGLang's names."""
+    return JSONAnswer(_info(serving))
+
+
+def _info(serving: Serving) -> dict[str, Any]:
+    return {
+        "model_path": serving.engine.model_name,
+        "tokenizer_path": serving.engine.model_name,
+        "is_generation": True,
+        "max_context_length": serving.engine.max_context,
+        "served_model_name": serving.names[0],
+        "preferred_sampling_params": dict(serving.settings.sampling_defaults),
+    }
 
 
 async def _understand(serving: Serving, request: Request, body: GenerateRequest) -> _Asked:

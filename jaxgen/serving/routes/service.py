@@ -11,7 +11,7 @@ from jaxgen.serving.connection import JSONAnswer
 from jaxgen.serving.context import Serving
 from jaxgen.serving.errors import unavailable
 
-_PAGE = Path(__file__).parents[1] / "status_page.html"
+STATUS_PAGE = Path(__file__).parents[1] / "status_page.html"
 _STARTED = int(time.time())
 
 
@@ -41,6 +41,11 @@ async def ready(serving: Serving, request: Request) -> Response:
     return await health(serving, request)
 
 
+async def load(serving: Serving, request: Request) -> Response:
+    """Continuations that are being served, as vLLM tells it."""
+    return JSONAnswer({"server_load": serving.active})
+
+
 async def about(serving: Serving, request: Request) -> Response:
     """The version that is served."""
     return JSONAnswer({"version": version("jaxgen")})
@@ -58,7 +63,7 @@ async def openapi(serving: Serving, request: Request) -> Response:
 
 async def status_page(serving: Serving, request: Request) -> Response:
     """A page for people, that needs nothing from elsewhere."""
-    return HTMLResponse(_PAGE.read_text(encoding="utf-8"))
+    return HTMLResponse(STATUS_PAGE.read_text(encoding="utf-8"))
 
 
 async def status(serving: Serving, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: the model's own vocabulary, in both of its peers' forms."""
+"""/tokenize, /detokenize and /tokenizer_info: the model's own vocabulary, in its peers' forms."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -57,3 +57,18 @@ async def detokenize(serving: Serving, request: Request, body: DetokenizeRequest
     texts = await off_loop(decode, sum(len(ids) for ids in lists))
     answer = texts if several else texts[0]
     return JSONAnswer({"prompt": answer, "text": answer})
+
+
+async def tokenizer_info(serving: Serving, request: Request) -> Response:
+    """Special tokens and chat template, by the names of a tokenizer_config.json."""
+    tokenizer = serving.need_tokenizer()
+    named: dict[str, object] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
+    named |= tokenizer.special_tokens
+    template = None
+    if tokenizer.chat_template is not None:
+        sources = tokenizer.chat_template.sources
+        one = list(sources) == ["default"]
+        several = [{"name": name, "template": text} for name, text in sources.items()]
+        template = sources["default"] if one else several
+    size = {"vocab_size": tokenizer.vocab_size, "model_max_length": serving.engine.max_context}
+    return JSONAnswer({**named, **size, "chat_template": template})
