@@ -3,11 +3,11 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-FAST := -q -m "not slow and not device"
+FAST := -q -m "not slow and not device and not browser"
 OLDEST_JAX := $(shell sed -n 's/^ *"jax>=\(.*\)",$$/\1/p' pyproject.toml)
 export PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: help venv demo test test-all test-notebooks test-oldest test-topologies lint api models clean
+.PHONY: help venv demo test test-all test-browser test-notebooks test-oldest test-topologies lint api models clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,11 @@ test-all: venv ## every test that needs no accelerator, the long ones included
 
 test-notebooks: venv ## run every notebook from its first cell to its last
 	.venv/bin/python -m pytest -q tests/notebooks
+
+CHROMIUM = $(firstword $(foreach name,chromium-headless-shell chromium,$(shell command -v $(name))))
+test-browser: venv ## the status page in a real browser
+	@[[ -n "$(CHROMIUM)" ]] || { echo "needs a browser: apt-get install chromium-headless-shell" >&2; exit 1; }
+	.venv/bin/python -m pytest -q -m browser tests/serving/test_status_page.py
 
 # What never meets JAX is not run twice, nor what varies options over one set of layers.
 HOST_ONLY := architecture notebooks cli text ragged schedule serving deployments bench topologies checkpoints/readers families
