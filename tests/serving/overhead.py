@@ -153,4 +153,4 @@ if __name__ == "__main__":
     parser.add_argument("--profile", help="a file; needs py-spy, and slows the server down")
     options = parser.parse_args()
     for name in options.scene or SCENES:
-        sys.stdout.write(f"{name}: {measure(name, options.profile)}\n")
+        sys.stdout.write(f"{SCENES[name]}: {measure(name, options.profile)}\n")
