@@ -6,7 +6,7 @@ What a seed gives never changes: other engines are given the same requests.
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,16 @@ def custom(
     return [
         BenchRequest(tokens, tokens_out, text)
         for (text, tokens_out), tokens in itertools.islice(lines, wanted)
+    ]
+
+
+def other_ids(requests: list[BenchRequest], turn: int, vocab: int) -> list[BenchRequest]:
+    """The same lengths and shared beginnings with other ids in each turn: what a server has kept of
+    one is of no use to it in another. Turn 0 leaves them as they are."""
+    span = vocab - _SPECIAL_IDS
+    return [
+        replace(request, prompt_ids=[(token + turn) % span for token in request.prompt_ids])
+        for request in requests
     ]
 
 

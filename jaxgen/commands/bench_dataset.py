@@ -42,11 +42,10 @@ def read_dataset(
     count = _chosen(args.num_prompts, args.default_prompts)
     if name == "synthetic-sharegpt":
         return synthetic_sharegpt(count, vocab(), seed)
-    if name == "prefix_repetition":
-        return prefix_repetition(count, *given.values(), vocab(), seed)
-    *lengths, prefix = given.values()
-    draw = uniform if name == "uniform" else random
-    return draw(count, *lengths, vocab(), seed, prefix_len=prefix)
+    lengths = {key.removeprefix("prefix_repetition_"): value for key, value in given.items()}
+    lengths = {key.removeprefix("random_"): value for key, value in lengths.items()}
+    draw = {"uniform": uniform, "random": random, "prefix_repetition": prefix_repetition}[name]
+    return draw(count, vocab=vocab(), seed=seed, **lengths)
 
 
 def _chosen(given: Any, default: Any) -> Any:  # noqa: ANN401 (an option's value)

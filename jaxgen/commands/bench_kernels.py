@@ -54,7 +54,7 @@ def exit_code(result: dict[str, Any]) -> int:
 
 def as_lines(result: dict[str, Any]) -> str:
     """A table, and what its last columns are shares of."""
-    rows = [_HEAD]
+    rows: list[tuple[str, ...]] = [_HEAD]
     for each in result["kernels"]:
         right = f"{each['error']:.1e}" if each["ok"] else f"WRONG: {each['error']:.1e}"
         rows.append(

@@ -14,7 +14,7 @@ from jaxgen.bench.http_client import HTTPClient
 from jaxgen.bench.load import LoadRun, Target, ask_once, first_model, run_load, wait_until_ready
 from jaxgen.bench.openai_stream import Backend
 from jaxgen.bench.serve_metrics import details, summarize
-from jaxgen.bench.workload import BenchRequest, arrivals
+from jaxgen.bench.workload import BenchRequest, arrivals, other_ids
 from jaxgen.commands.bench_dataset import read_dataset
 from jaxgen.commands.bench_serve_options import SAMPLING
 from jaxgen.commands.bench_serve_report import as_lines, save
@@ -60,9 +60,9 @@ def _loop_factory() -> Any:  # noqa: ANN401
 async def _measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[LoadRun]]:
     url = args.base_url or f"http://{_bracketed(args.host)}:{args.port}"
     async with HTTPClient(url, headers=_headers(args), verify=not args.insecure) as client:
-        target, requests = await _prepare(args, client)
+        target, turns = await _prepare(args, client)
         results, runs = [], []
-        for rate in args.request_rate:
+        for rate, requests in zip(args.request_rate, turns, strict=True):
             run = await _run(args, target, requests, rate)
             result = {**_described(args, len(requests), rate), **_numbers(args, run)}
             save(args, {**result, **(details(run) if args.save_detailed else {})})
@@ -73,12 +73,12 @@ async def _measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list
 
 async def _prepare(
     args: argparse.Namespace, client: HTTPClient
-) -> tuple[Target, list[BenchRequest]]:
-    """Whom to ask for what, once the server answers."""
+) -> tuple[Target, list[list[BenchRequest]]]:
+    """Whom to ask for what at each rate, once the server answers."""
     name, model = (args.model, args.model) if args.model else await first_model(client)
     args.model, args.tokenizer = name, args.tokenizer or model
     backend = Backend.CHAT if args.backend == "openai-chat" else Backend.COMPLETIONS
-    requests = _requests(args, backend, args.tokenizer)
+    turns = _turns(args, backend, args.tokenizer)
     target = Target(
         client,
         backend,
@@ -88,9 +88,9 @@ async def _prepare(
         args.request_id_prefix,
     )
     if args.ready_check_timeout_sec:
-        await wait_until_ready(target, requests[0], args.ready_check_timeout_sec)
-    await asyncio.gather(*(ask_once(target, requests[0]) for _ in range(args.num_warmups)))
-    return target, requests
+        await wait_until_ready(target, turns[0][0], args.ready_check_timeout_sec)
+    await asyncio.gather(*(ask_once(target, turns[0][0]) for _ in range(args.num_warmups)))
+    return target, turns
 
 
 async def _run(
@@ -153,16 +153,24 @@ def _extra(args: argparse.Namespace, backend: Backend) -> dict[str, Any]:
     return extra | args.extra_body
 
 
-def _requests(args: argparse.Namespace, backend: Backend, model: str) -> list[BenchRequest]:
-    """The dataset. A chat takes texts only: drawn ids are spelled out by the tokenizer."""
+def _turns(args: argparse.Namespace, backend: Backend, model: str) -> list[list[BenchRequest]]:
+    """The dataset for each rate, so that none finds its prompts in the server's cache.
+
+    A chat takes texts only: drawn ids are spelled out by the tokenizer.
+    """
     requests = read_dataset(args, lambda: _vocab_size(model), None)
-    if backend is Backend.COMPLETIONS or args.dataset_name == "custom":
-        return requests
+    if args.dataset_name == "custom":
+        return [requests] * len(args.request_rate)
+    vocab = _vocab_size(model)
+    turns = [other_ids(requests, turn, vocab) for turn in range(len(args.request_rate))]
+    if backend is Backend.COMPLETIONS:
+        return turns
     tokenizer = load_tokenizer(_folder(model))
-    return [
-        replace(request, text=tokenizer.decode(request.prompt_ids, skip_special_tokens=True))
-        for request in requests
-    ]
+
+    def spelled(request: BenchRequest) -> BenchRequest:
+        return replace(request, text=tokenizer.decode(request.prompt_ids, skip_special_tokens=True))
+
+    return [[spelled(request) for request in requests] for requests in turns]
 
 
 def _vocab_size(model: str) -> int:

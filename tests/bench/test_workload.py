@@ -7,6 +7,7 @@ from jaxgen.bench.workload import (
     SHAREGPT_LIMITS,
     arrivals,
     custom,
+    other_ids,
     prefix_repetition,
     random,
     synthetic_sharegpt,
@@ -58,6 +59,17 @@ def test_prefixes_repeat():
     assert {len(request.prompt_ids) for request in requests} == {35}
     with pytest.raises(RefusedInput, match="--prefix-repetition-num-prefixes 4"):
         prefix_repetition(3, 30, 5, 4, 9, 512)
+
+
+def test_another_turn_has_other_ids_of_the_same_lengths():
+    requests = prefix_repetition(6, 30, 5, 2, 9, 512)
+    assert other_ids(requests, 0, 512) == requests
+    turned = other_ids(requests, 1, 512)
+    for before, after in zip(requests, turned, strict=True):
+        assert len(before.prompt_ids) == len(after.prompt_ids)
+        assert before.prompt_ids[0] != after.prompt_ids[0]
+        assert max(after.prompt_ids) < 512 - 16
+    assert len({tuple(request.prompt_ids[:30]) for request in turned}) == 2
 
 
 def test_custom_lines_begin_again(tmp_path):

@@ -47,8 +47,8 @@ def attention_case(
     scale = shape.dim**-0.5
 
     def operation(given: Any, pages: Any, implementation: str | None) -> tuple[Any, Any]:  # noqa: ANN401
-        *tokens, rows = given
-        return ragged_attention(*tokens, pages, rows, scale=scale, implementation=implementation)
+        q, k, v, rows = given
+        return ragged_attention(q, k, v, pages, rows, scale=scale, implementation=implementation)
 
     def inputs(key: jax.Array, lengths: Lengths, calls: int) -> Inputs:
         rows, pages = shuffled_rows(lengths, shape.page)

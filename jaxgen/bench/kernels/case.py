@@ -89,7 +89,8 @@ class Compiled:
     def _error(self, key: jax.Array) -> jax.Array:
         (given, *_), carried = self.case.checked(key)
         got, _ = self.case.operation(given, carried, None)
-        want, _ = self.case.operation(*jax.tree.map(_wide, (given, carried)), "reference")
+        given, carried = jax.tree.map(_wide, (given, carried))
+        want, _ = self.case.operation(given, carried, "reference")
         errors = [
             jnp.linalg.norm((g.astype(jnp.float32) - w).ravel()) / jnp.linalg.norm(w.ravel())
             for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)

@@ -12,7 +12,7 @@ UNOWNED = 2**30
 
 
 def shuffled_rows(
-    lengths: Sequence[tuple[int, int]], page: int, *, spare: int = 0
+    lengths: Sequence[tuple[int, int]], page: int, spare: int = 0
 ) -> tuple[RaggedRows, int]:
     """Rows of (query, kv) lengths, and how many pages the pool must have.
 

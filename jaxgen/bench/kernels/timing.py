@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,3 +32,17 @@ def median_call_seconds(
 ) -> float:
     """The median of these."""
     return float(np.median(call_seconds(run, calls, queued=queued, batches=batches)))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A compiled chain of so many calls, with what it is given."""
+
+    name: str
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    calls: int
+
+    def seconds(self) -> list[float]:
+        """Seconds of a call in each batch."""
+        return call_seconds(lambda: self.run(*self.args), self.calls)
