@@ -35,3 +35,17 @@ def test_overrides_need_dummy_weights(capsys: pytest.CaptureFixture[str]):
     options = ["--model", "x", "--hf-overrides", '{"vocab_size": 8}']
     assert main(["bench", "startup", *options]) == 2
     assert "--load-format dummy" in capsys.readouterr().err
+
+
+def test_throughput_of_a_file(golden_dir, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    prompts, picture = tmp_path / "prompts.jsonl", tmp_path / "run.svg"
+    prompts.write_text('{"prompt": "hello", "output_tokens": 3}\n{"prompt": "you"}\n')
+    dataset = ["--dataset-name", "custom", "--dataset-path", str(prompts)]
+    limits = ["--custom-output-len", "4", "--max-num-batched-tokens", "16", "--max-num-seqs", "1"]
+    model = ["--model", str(golden_dir("llama_plain")), "--dtype", "float32"]
+    assert main(["bench", "throughput", *model, *dataset, *limits, "--plot", str(picture)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["num_requests"] == 2
+    assert told["output_tokens_per_second"] == pytest.approx(7 / told["elapsed_time"])
+    assert told["late_compiles"] == 0
+    assert "<svg" in picture.read_text()
