@@ -26,15 +26,28 @@ def read_decoder_config(
     theta: float = 10000.0,
     tied: bool = False,
     head_dim: int | None = None,
+    kv_heads: int | None = None,
+    max_positions: int | None = None,
+    activation: str | None = None,
 ) -> DecoderConfig:
     """The config of a pre-norm decoder; every key is read here, by `windows`, or was read before.
+
+    norm_eps to activation: as in Defaults.
 
     Raises:
       ConfigError: for a missing, malformed or contradictory key, or one that nothing reads.
     """
     fields = read_decoder_fields(
         hf,
-        defaults=Defaults(norm_eps=norm_eps, theta=theta, tied=tied, head_dim=head_dim),
+        defaults=Defaults(
+            norm_eps=norm_eps,
+            theta=theta,
+            tied=tied,
+            head_dim=head_dim,
+            kv_heads=kv_heads,
+            max_positions=max_positions,
+            activation=activation,
+        ),
         windows=windows,
     )
     hf.finish(family)

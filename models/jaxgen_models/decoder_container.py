@@ -91,11 +91,29 @@ def llama_like_map(
 
     layer: the kind of all layers, or of each.
     """
+    return decoder_map(config, "model.layers", layer, ends, unmapped, "model.embed_tokens.weight")
+
+
+def decoder_map(
+    config: DecoderConfig,
+    layers: str,
+    layer: type[LayerContainer] | Sequence[type[LayerContainer]],
+    ends: type[LayerContainer],
+    unmapped: list[str],
+    embedding: str,
+    *,
+    prefix: str | None = None,
+) -> ContainerMap:
+    """As llama_like_map, where layers and the embedding have these names; prefix: what checkpoints
+    may leave out at the beginning of every name.
+    """
     kinds = [layer] * config.num_layers if isinstance(layer, type) else layer
     containers = ContainerMap()
-    containers.set_transformer_params(["model.layers"], [kind(config) for kind in kinds])
+    if prefix is not None:
+        containers.set_model_prefix(prefix)
+    containers.set_transformer_params([layers], [kind(config) for kind in kinds])
     containers.set_non_transformer_params(ends(config))
     containers.set_unmapped_params(unmapped)
     if config.tied:
-        containers.set_tied({"lm_head.weight": "model.embed_tokens.weight"})
+        containers.set_tied({"lm_head.weight": embedding})
     return containers

@@ -188,10 +188,10 @@ class HFConfig:
         return None if self.raw[key] is None else self.number(key)
 
     def flag(self, key: str, default: Json = _REQUIRED) -> bool:
-        """true or false; null means the default."""
+        """true or false; null is false, and refused where an absent key means true."""
         value = self._get(key, default)
-        if value is None and default is not _REQUIRED:
-            return bool(default)
+        if key in self.raw and self.raw[key] is None and default is True:
+            raise self._error(f"{key} is null, and true where it is left out; say which")
         if not isinstance(value, bool):
             raise self._error(f"{key} must be true or false, got {_kind(value)} {_short(value)}")
         return value

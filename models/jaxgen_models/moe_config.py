@@ -1,7 +1,7 @@
 """What a decoder with mixtures of experts needs to know beside a plain one, and how to read it."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from jaxgen_checkpoints.dim import Dim
 from jaxgen_models.config import DecoderConfig
@@ -50,10 +50,8 @@ class MoEConfig(DecoderConfig):
 
 
 def read_num_experts(hf: HFConfig, *names: str, default: int) -> Dim:
-    """The number of routed experts, under the first of its names that the config has."""
-    present = [name for name in names if hf.raw.get(name) is not None]
-    hf.ignore(*names)
-    return hf.size(present[0]) if present else Dim(default, names[0])
+    """The number of routed experts, under one of its names; refused where two of them differ."""
+    return hf.size(hf.spelling(*names), default)
 
 
 def read_top_k(hf: HFConfig, default: int | None, num_experts: Dim) -> int:
@@ -63,6 +61,24 @@ def read_top_k(hf: HFConfig, default: int | None, num_experts: Dim) -> int:
     if top_k > num_experts:
         raise hf.error(f"num_experts_per_tok = {top_k} of {num_experts.formula} = {num_experts}")
     return top_k
+
+
+def read_qwen_experts(
+    hf: HFConfig, num_layers: int, *, experts: int, top_k: int, width: int
+) -> dict[str, Any]:
+    """Fields of a MoEConfig that Qwen's mixtures share; experts, top_k, width: what absent keys
+    mean.
+    """
+    num_experts = read_num_experts(hf, "num_experts", "num_local_experts", default=experts)
+    hf.ignore(*IGNORED_MOE_KEYS)
+    return {
+        "num_experts": num_experts,
+        "expert_ffn_dim": hf.size("moe_intermediate_size", width),
+        "router": RouterConfig(
+            top_k=read_top_k(hf, top_k, num_experts), normalise=hf.flag("norm_topk_prob", False)
+        ),
+        "sparse": every_nth_layer_sparse(hf, num_layers),
+    }
 
 
 def every_nth_layer_sparse(hf: HFConfig, num_layers: int) -> tuple[bool, ...]:

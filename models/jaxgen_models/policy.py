@@ -6,6 +6,7 @@ family.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from jaxgen_checkpoints.container_map import ContainerMap
@@ -21,13 +22,16 @@ _REGISTRY: dict[str, type["InferencePolicy"]] = {}
 class InferencePolicy(ABC):
     """One family. `architectures` are the names in config.json that it accepts.
 
-    `model_types` are what it accepts where a config names no architecture. A `strict` policy
-    refuses a checkpoint that holds a tensor it has no place for; others warn.
+    `model_types` are what it accepts where a config names no architecture. `refuses` names options
+    of the family's own that are refused, each with a value that is; what no family does is not
+    listed. A `strict` policy refuses a checkpoint that holds a tensor it has no place for; others
+    warn.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ()
     model_types: ClassVar[tuple[str, ...]] = ()
     family: ClassVar[str] = ""
+    refuses: ClassVar[Mapping[str, object]] = MappingProxyType({})
     strict: ClassVar[bool] = False
     decoder: ClassVar[type[Decoder]] = Decoder
 

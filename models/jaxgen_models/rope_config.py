@@ -108,10 +108,8 @@ def read_rope(
       key. original_context: the family's own length before scaling, which takes precedence over
       the table's. aliases: further names of kinds.
     """
-    new_style = hf.table("rope_parameters")
-    old_style = hf.table("rope_scaling")
-    key = "rope_parameters" if new_style is not None else "rope_scaling"
-    table = dict((new_style if new_style is not None else old_style) or {})
+    key = hf.spelling("rope_parameters", "rope_scaling")
+    table = dict(hf.table(key) or {})
     theta = hf.number("rope_theta", default_theta)
     dim = head_dim
     if rotated_part is not None:

@@ -40,6 +40,19 @@ def periodic_windows(hf: HFConfig, num_layers: int, *, window: int, period: int)
     return tuple(None if (i + 1) % period == 0 else int(window) for i in range(num_layers))
 
 
+def hybrid_windows(hf: HFConfig, num_layers: int, *, absent: int, period: int) -> Windows:
+    """periodic_windows with `sliding_window`, `absent` where the config has no such key; null is
+    refused where a layer slides.
+    """
+    window = hf.optional_size("sliding_window", absent=absent)
+    if window is not None:
+        return periodic_windows(hf, num_layers, window=window, period=period)
+    explicit = layer_type_windows(hf, num_layers, None)
+    if explicit is None:
+        raise hf.error("sliding_window is null, but some layers attend through a window")
+    return explicit
+
+
 def upper_layer_windows(hf: HFConfig, num_layers: int) -> Windows:
     """Qwen: with use_sliding_window, layers from max_window_layers on attend through the window."""
     hf.ignore("max_window_layers", "sliding_window")

@@ -5,6 +5,7 @@ from jaxgen_models.alibi_config import AlibiConfig, published_slopes
 from jaxgen_models.bloom.config import BloomConfig
 from jaxgen_models.bloom.container import BloomEnds, BloomLayer
 from jaxgen_models.bloom.model import BloomForCausalLM
+from jaxgen_models.decoder_container import decoder_map
 from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.multi_head_fields import head_width, token_fields
 from jaxgen_models.policy import InferencePolicy
@@ -62,12 +63,12 @@ class BloomPolicy(InferencePolicy):
 
     def build_container_map(self) -> ContainerMap:
         """transformer.h.N, transformer.{word_embeddings,ln_f} and lm_head."""
-        containers = ContainerMap()
-        containers.set_model_prefix("transformer.")
-        containers.set_transformer_params(
-            ["transformer.h"], [BloomLayer(self.config) for _ in range(self.config.num_layers)]
+        return decoder_map(
+            self.config,
+            "transformer.h",
+            BloomLayer,
+            BloomEnds,
+            [],
+            "transformer.word_embeddings.weight",
+            prefix="transformer.",
         )
-        containers.set_non_transformer_params(BloomEnds(self.config))
-        if self.config.tied:
-            containers.set_tied({"lm_head.weight": "transformer.word_embeddings.weight"})
-        return containers

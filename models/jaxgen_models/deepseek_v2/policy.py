@@ -1,6 +1,7 @@
 """How a DeepSeek-V2 checkpoint becomes a model."""
 
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_checkpoints.dim import Dim
@@ -33,6 +34,15 @@ class DeepseekV2Policy(LatentPolicy):
     family = "deepseek_v2"
     architectures = ("DeepseekV2ForCausalLM",)
     model_types = ("deepseek_v2",)
+    refuses: ClassVar = MappingProxyType(
+        {
+            "norm_topk_prob": True,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "moe_layer_freq": 2,
+            "mlp_bias": True,
+        }
+    )
     decoder = DeepseekV2ForCausalLM
 
     @classmethod

@@ -1,7 +1,8 @@
 """How a DeepSeek-V3 checkpoint becomes a model."""
 
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_checkpoints.dim import Dim
@@ -41,6 +42,9 @@ class DeepseekV3Policy(LatentPolicy):
     family = "deepseek_v3"
     architectures = ("DeepseekV3ForCausalLM",)
     model_types = ("deepseek_v3",)
+    refuses: ClassVar = MappingProxyType(
+        {"scoring_func": "softmax", "topk_method": "greedy", "moe_layer_freq": 2}
+    )
     decoder = DeepseekV3ForCausalLM
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_models.decoder_config import Defaults, read_decoder_fields
-from jaxgen_models.decoder_container import llama_like_map
+from jaxgen_models.decoder_container import decoder_map, llama_like_map
 from jaxgen_models.exaone4.config import Exaone4Config
 from jaxgen_models.exaone4.container import UNMAPPED_45, Exaone4Ends, Exaone4Layer, Exaone45Ends
 from jaxgen_models.exaone4.model import Exaone4ForCausalLM
@@ -58,16 +58,14 @@ class Exaone45Policy(Exaone4Policy):
 
     def build_container_map(self) -> ContainerMap:
         """model.language_model.{layers.N,embed_tokens,norm} and lm_head."""
-        containers = ContainerMap()
-        containers.set_transformer_params(
-            ["model.language_model.layers"],
-            [Exaone4Layer(self.config) for _ in range(self.config.num_layers)],
+        return decoder_map(
+            self.config,
+            "model.language_model.layers",
+            Exaone4Layer,
+            Exaone45Ends,
+            UNMAPPED_45,
+            "model.language_model.embed_tokens.weight",
         )
-        containers.set_non_transformer_params(Exaone45Ends(self.config))
-        containers.set_unmapped_params(UNMAPPED_45)
-        if self.config.tied:
-            containers.set_tied({"lm_head.weight": "model.language_model.embed_tokens.weight"})
-        return containers
 
 
 def _windows(hf: HFConfig, num_layers: int) -> Windows:

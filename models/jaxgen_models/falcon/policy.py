@@ -5,6 +5,7 @@ from typing import cast
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_checkpoints.dim import Dim
 from jaxgen_models.alibi_config import AlibiConfig, published_slopes
+from jaxgen_models.decoder_container import decoder_map
 from jaxgen_models.falcon.config import FalconConfig
 from jaxgen_models.falcon.container import (
     UNMAPPED,
@@ -82,16 +83,16 @@ class FalconPolicy(InferencePolicy):
         config = cast(FalconConfig, self.config)
         layer = FalconTwoNormLayer if config.two_norms else FalconLayer
         layer = layer if config.parallel else FalconSequentialLayer
-        containers = ContainerMap()
-        containers.set_model_prefix("transformer.")
-        containers.set_transformer_params(
-            ["transformer.h"], [layer(config) for _ in range(config.num_layers)]
+        embedding = "transformer.word_embeddings.weight"
+        return decoder_map(
+            config,
+            "transformer.h",
+            layer,
+            FalconEnds,
+            UNMAPPED,
+            embedding,
+            prefix="transformer.",
         )
-        containers.set_non_transformer_params(FalconEnds(config))
-        containers.set_unmapped_params(UNMAPPED)
-        if config.tied:
-            containers.set_tied({"lm_head.weight": "transformer.word_embeddings.weight"})
-        return containers
 
 
 def _kv_heads(hf: HFConfig, heads: Dim, *, new: bool) -> Dim:

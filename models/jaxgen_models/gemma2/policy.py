@@ -1,5 +1,8 @@
 """How a Gemma 2 checkpoint becomes a model."""
 
+from types import MappingProxyType
+from typing import ClassVar
+
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_models.decoder_config import Defaults, read_decoder_fields
 from jaxgen_models.decoder_container import llama_like_map
@@ -8,7 +11,7 @@ from jaxgen_models.gemma2.model import Gemma2ForCausalLM
 from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.soft_capped_config import SoftCappedConfig, soft_cap_fields
-from jaxgen_models.window_config import Windows, periodic_windows
+from jaxgen_models.window_config import Windows, hybrid_windows
 
 
 class Gemma2Policy(InferencePolicy):
@@ -17,6 +20,7 @@ class Gemma2Policy(InferencePolicy):
     family = "gemma2"
     architectures = ("Gemma2ForCausalLM",)
     model_types = ("gemma2",)
+    refuses: ClassVar = MappingProxyType({"use_bidirectional_attention": True})
     decoder = Gemma2ForCausalLM
 
     @classmethod
@@ -42,4 +46,4 @@ class Gemma2Policy(InferencePolicy):
 
 def _windows(hf: HFConfig, num_layers: int) -> Windows:
     """Layers 0, 2, 4 ... slide unless layer_types says otherwise."""
-    return periodic_windows(hf, num_layers, window=hf.size("sliding_window", 4096), period=2)
+    return hybrid_windows(hf, num_layers, absent=4096, period=2)

@@ -1,6 +1,7 @@
 """How a Gemma 3 text checkpoint becomes a model."""
 
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_models.decoder_config import Defaults, read_decoder_fields
@@ -12,7 +13,7 @@ from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.rope_config import RopeConfig, read_rope_table
 from jaxgen_models.soft_capped_config import soft_cap_fields
-from jaxgen_models.window_config import Windows, periodic_windows
+from jaxgen_models.window_config import Windows, hybrid_windows
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
@@ -23,6 +24,9 @@ class Gemma3Policy(InferencePolicy):
     family = "gemma3"
     architectures = ("Gemma3ForCausalLM",)
     model_types = ("gemma3_text",)
+    refuses: ClassVar = MappingProxyType(
+        {"attn_logit_softcapping": 50.0, "use_bidirectional_attention": True}
+    )
     decoder = Gemma3ForCausalLM
 
     @classmethod
@@ -59,8 +63,9 @@ class Gemma3Policy(InferencePolicy):
 
 def _windows(hf: HFConfig, num_layers: int) -> Windows:
     """Every sliding_window_pattern-th layer sees everything unless layer_types says otherwise."""
-    period = int(hf.size("sliding_window_pattern", 6))
-    return periodic_windows(hf, num_layers, window=hf.size("sliding_window", 4096), period=period)
+    # The underscore is how transformers 5 writes it.
+    period = int(hf.size(hf.spelling("sliding_window_pattern", "_sliding_window_pattern"), 6))
+    return hybrid_windows(hf, num_layers, absent=4096, period=period)
 
 
 def _global_rope(hf: HFConfig, head_dim: int, positions: int) -> RopeConfig:

@@ -1,6 +1,10 @@
 """How a GPT-2 checkpoint becomes a model."""
 
+from types import MappingProxyType
+from typing import ClassVar
+
 from jaxgen_checkpoints.container_map import ContainerMap
+from jaxgen_models.decoder_container import decoder_map
 from jaxgen_models.gpt2.config import GPT2Config
 from jaxgen_models.gpt2.container import UNMAPPED, GPT2Ends, GPT2Layer
 from jaxgen_models.gpt2.model import GPT2LMHeadModel
@@ -16,6 +20,7 @@ class GPT2Policy(InferencePolicy):
     family = "gpt2"
     architectures = ("GPT2LMHeadModel",)
     model_types = ("gpt2",)
+    refuses: ClassVar = MappingProxyType({"add_cross_attention": True})
     decoder = GPT2LMHeadModel
 
     @classmethod
@@ -55,16 +60,15 @@ class GPT2Policy(InferencePolicy):
 
     def build_container_map(self) -> ContainerMap:
         """transformer.h.N, transformer.{wte,wpe,ln_f} and lm_head."""
-        containers = ContainerMap()
-        containers.set_model_prefix("transformer.")
-        containers.set_transformer_params(
-            ["transformer.h"], [GPT2Layer(self.config) for _ in range(self.config.num_layers)]
+        return decoder_map(
+            self.config,
+            "transformer.h",
+            GPT2Layer,
+            GPT2Ends,
+            UNMAPPED,
+            "transformer.wte.weight",
+            prefix="transformer.",
         )
-        containers.set_non_transformer_params(GPT2Ends(self.config))
-        containers.set_unmapped_params(UNMAPPED)
-        if self.config.tied:
-            containers.set_tied({"lm_head.weight": "transformer.wte.weight"})
-        return containers
 
 
 _SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")

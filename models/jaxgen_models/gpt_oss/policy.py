@@ -1,6 +1,7 @@
 """How a GPT-OSS checkpoint becomes a model."""
 
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_models.config import DecoderConfig
@@ -18,7 +19,7 @@ from jaxgen_models.moe_config import (
 )
 from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.rope_config import RopeConfig, read_rope, read_rope_table
-from jaxgen_models.window_config import Windows, layer_type_windows, periodic_windows
+from jaxgen_models.window_config import Windows, hybrid_windows
 
 _DEFAULTS: Final = Defaults(
     norm_eps=1e-5,
@@ -44,6 +45,7 @@ class GptOssPolicy(InferencePolicy):
     family = "gpt_oss"
     architectures = ("GptOssForCausalLM",)
     model_types = ("gpt_oss",)
+    refuses: ClassVar = MappingProxyType({"hidden_act": "gelu"})
     decoder = GptOssForCausalLM
 
     @classmethod
@@ -66,7 +68,8 @@ class GptOssPolicy(InferencePolicy):
             swiglu_alpha=hf.number("swiglu_alpha", 1.702),
             swiglu_limit=hf.number("swiglu_limit", 7.0),
         )
-        hf.ignore(*IGNORED_MOE_KEYS, "experts_per_token", "initial_context_length")
+        hf.spelling("num_experts_per_tok", "experts_per_token")
+        hf.ignore(*IGNORED_MOE_KEYS, "initial_context_length")
         hf.finish(cls.family)
         return config
 
@@ -77,13 +80,7 @@ class GptOssPolicy(InferencePolicy):
 
 def windows(hf: HFConfig, num_layers: int) -> Windows:
     """Even layers look through the window unless layer_types says otherwise."""
-    window = hf.optional_size("sliding_window", absent=128)
-    if window is not None:
-        return periodic_windows(hf, num_layers, window=window, period=2)
-    explicit = layer_type_windows(hf, num_layers, None)
-    if explicit is None:
-        raise hf.error("sliding_window is null, but even layers attend through a window")
-    return explicit
+    return hybrid_windows(hf, num_layers, absent=128, period=2)
 
 
 def rope(hf: HFConfig, head_dim: int, max_positions: int) -> RopeConfig:

@@ -28,6 +28,8 @@ class LlamaPolicy(InferencePolicy):
             qkv_bias=attention_bias,
             output_bias=attention_bias,
             mlp_bias=hf.flag("mlp_bias", False),
+            max_positions=2048,
+            activation="silu",
         )
 
     def build_container_map(self) -> ContainerMap:

@@ -22,7 +22,14 @@ class MistralPolicy(InferencePolicy):
     @classmethod
     def read_config(cls, hf: HFConfig) -> DecoderConfig:
         """sliding_window is 4096 unless the config says otherwise."""
-        return read_decoder_config(hf, cls.family, windows=every_layer_windows)
+        return read_decoder_config(
+            hf,
+            cls.family,
+            windows=every_layer_windows,
+            kv_heads=8,
+            max_positions=4096 * 32,
+            activation="silu",
+        )
 
     def build_container_map(self) -> ContainerMap:
         """model.layers.N, model.embed_tokens, model.norm and lm_head."""

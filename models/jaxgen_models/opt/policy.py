@@ -2,6 +2,7 @@
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_checkpoints.dim import Dim
+from jaxgen_models.decoder_container import decoder_map
 from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.layers.activation import ACTIVATIONS
 from jaxgen_models.multi_head_fields import head_width, token_fields
@@ -60,13 +61,12 @@ class OPTPolicy(InferencePolicy):
 
     def build_container_map(self) -> ContainerMap:
         """model.decoder.layers.N, the rest of model.decoder, and lm_head."""
-        containers = ContainerMap()
-        containers.set_model_prefix("model.")
-        containers.set_transformer_params(
-            ["model.decoder.layers"],
-            [OPTLayer(self.config) for _ in range(self.config.num_layers)],
+        return decoder_map(
+            self.config,
+            "model.decoder.layers",
+            OPTLayer,
+            OPTEnds,
+            [],
+            "model.decoder.embed_tokens.weight",
+            prefix="model.",
         )
-        containers.set_non_transformer_params(OPTEnds(self.config))
-        if self.config.tied:
-            containers.set_tied({"lm_head.weight": "model.decoder.embed_tokens.weight"})
-        return containers

@@ -1,6 +1,7 @@
 """How a Phi-3 checkpoint becomes a model."""
 
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_models.config import DecoderConfig
@@ -23,6 +24,7 @@ class Phi3Policy(InferencePolicy):
     family = "phi3"
     architectures = ("Phi3ForCausalLM",)
     model_types = ("phi3",)
+    refuses: ClassVar = MappingProxyType({"full_attn_mod": 2, "interpolate_factor": 2})
     decoder = Phi3ForCausalLM
 
     @classmethod

@@ -1,7 +1,11 @@
 """How a checkpoint of the first Qwen becomes a model."""
 
+from types import MappingProxyType
+from typing import ClassVar
+
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_checkpoints.dim import Dim
+from jaxgen_models.decoder_container import decoder_map
 from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.multi_head_fields import token_fields
 from jaxgen_models.policy import InferencePolicy
@@ -27,6 +31,7 @@ class QwenPolicy(InferencePolicy):
     family = "qwen"
     architectures = ("QWenLMHeadModel",)
     model_types = ("qwen",)
+    refuses: ClassVar = MappingProxyType({"scale_attn_weights": False})
     decoder = QWenLMHeadModel
 
     @classmethod
@@ -76,16 +81,15 @@ class QwenPolicy(InferencePolicy):
 
     def build_container_map(self) -> ContainerMap:
         """transformer.h.N, transformer.{wte,ln_f} and lm_head."""
-        containers = ContainerMap()
-        containers.set_model_prefix("transformer.")
-        containers.set_transformer_params(
-            ["transformer.h"], [QwenLayer(self.config) for _ in range(self.config.num_layers)]
+        return decoder_map(
+            self.config,
+            "transformer.h",
+            QwenLayer,
+            QwenEnds,
+            UNMAPPED,
+            "transformer.wte.weight",
+            prefix="transformer.",
         )
-        containers.set_non_transformer_params(QwenEnds(self.config))
-        containers.set_unmapped_params(UNMAPPED)
-        if self.config.tied:
-            containers.set_tied({"lm_head.weight": "transformer.wte.weight"})
-        return containers
 
 
 def _half(hf: HFConfig, width: Dim) -> Dim:

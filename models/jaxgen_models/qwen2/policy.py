@@ -22,7 +22,15 @@ class Qwen2Policy(InferencePolicy):
     @classmethod
     def read_config(cls, hf: HFConfig) -> DecoderConfig:
         """use_sliding_window, max_window_layers and layer_types decide on the windows."""
-        return read_decoder_config(hf, cls.family, windows=upper_layer_windows, qkv_bias=True)
+        return read_decoder_config(
+            hf,
+            cls.family,
+            windows=upper_layer_windows,
+            qkv_bias=True,
+            kv_heads=32,
+            max_positions=32768,
+            activation="silu",
+        )
 
     def build_container_map(self) -> ContainerMap:
         """model.layers.N, model.embed_tokens, model.norm and lm_head."""

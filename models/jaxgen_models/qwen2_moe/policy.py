@@ -7,14 +7,7 @@ from jaxgen_models.config import DecoderConfig
 from jaxgen_models.decoder_config import Defaults, read_decoder_fields
 from jaxgen_models.decoder_container import llama_like_map
 from jaxgen_models.hf_config import HFConfig
-from jaxgen_models.moe_config import (
-    IGNORED_MOE_KEYS,
-    MoEConfig,
-    RouterConfig,
-    every_nth_layer_sparse,
-    read_num_experts,
-    read_top_k,
-)
+from jaxgen_models.moe_config import MoEConfig, read_qwen_experts
 from jaxgen_models.moe_container import layer_kinds
 from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.qwen2_moe.container import Qwen2MoeDenseLayer, Qwen2MoeEnds, Qwen2MoeLayer
@@ -35,21 +28,13 @@ class Qwen2MoePolicy(InferencePolicy):
     @classmethod
     def read_config(cls, hf: HFConfig) -> DecoderConfig:
         """intermediate_size is the width of layers without experts."""
-        num_experts = read_num_experts(hf, "num_experts", "num_local_experts", default=60)
-        router = RouterConfig(
-            top_k=read_top_k(hf, 4, num_experts), normalise=hf.flag("norm_topk_prob", False)
-        )
         fields = read_decoder_fields(hf, defaults=_DEFAULTS, windows=even_layer_windows)
         config = MoEConfig(
             **fields,
             qkv_bias=hf.flag("qkv_bias", True),
-            num_experts=num_experts,
-            expert_ffn_dim=hf.size("moe_intermediate_size", 1408),
+            **read_qwen_experts(hf, int(fields["num_layers"]), experts=60, top_k=4, width=1408),
             shared_ffn_dim=hf.size("shared_expert_intermediate_size", 5632),
-            router=router,
-            sparse=every_nth_layer_sparse(hf, int(fields["num_layers"])),
         )
-        hf.ignore(*IGNORED_MOE_KEYS)
         hf.finish(cls.family)
         return config
 

@@ -31,6 +31,9 @@ class Qwen3Policy(InferencePolicy):
             output_bias=attention_bias,
             qk_norm=True,
             head_dim=128,
+            kv_heads=32,
+            max_positions=32768,
+            activation="silu",
         )
 
     def build_container_map(self) -> ContainerMap:

@@ -7,14 +7,7 @@ from jaxgen_models.config import DecoderConfig
 from jaxgen_models.decoder_config import Defaults, read_decoder_fields
 from jaxgen_models.decoder_container import llama_like_map
 from jaxgen_models.hf_config import HFConfig
-from jaxgen_models.moe_config import (
-    IGNORED_MOE_KEYS,
-    MoEConfig,
-    RouterConfig,
-    every_nth_layer_sparse,
-    read_num_experts,
-    read_top_k,
-)
+from jaxgen_models.moe_config import MoEConfig, read_qwen_experts
 from jaxgen_models.moe_container import layer_kinds
 from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.qwen3_moe.container import Qwen3MoeDenseLayer, Qwen3MoeEnds, Qwen3MoeLayer
@@ -35,10 +28,6 @@ class Qwen3MoePolicy(InferencePolicy):
     @classmethod
     def read_config(cls, hf: HFConfig) -> DecoderConfig:
         """intermediate_size is the width of layers without experts; attention_bias covers o too."""
-        num_experts = read_num_experts(hf, "num_experts", "num_local_experts", default=128)
-        router = RouterConfig(
-            top_k=read_top_k(hf, 8, num_experts), normalise=hf.flag("norm_topk_prob", False)
-        )
         fields = read_decoder_fields(hf, defaults=_DEFAULTS, windows=switched_windows)
         attention_bias = hf.flag("attention_bias", False)
         config = MoEConfig(
@@ -46,12 +35,8 @@ class Qwen3MoePolicy(InferencePolicy):
             qk_norm=True,
             qkv_bias=attention_bias,
             output_bias=attention_bias,
-            num_experts=num_experts,
-            expert_ffn_dim=hf.size("moe_intermediate_size", 768),
-            router=router,
-            sparse=every_nth_layer_sparse(hf, int(fields["num_layers"])),
+            **read_qwen_experts(hf, int(fields["num_layers"]), experts=128, top_k=8, width=768),
         )
-        hf.ignore(*IGNORED_MOE_KEYS)
         hf.finish(cls.family)
         return config
 
