@@ -14,6 +14,9 @@ NAME = "structured_outputs"
 LONGEST = 512 * 1024
 """Characters of a schema, expression or grammar."""
 
+LONGEST_MARK = 256
+"""Characters of `after`, which is looked for behind every token."""
+
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -60,6 +63,8 @@ class StructuredOutputs:
         for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             if getattr(self, name) not in (None, True, False):
                 raise InvalidParameter(NAME, f"{name} must be true or false")
+        if self.after is not None and len(self.after) > LONGEST_MARK:
+            raise InvalidParameter(NAME, f"after may have {LONGEST_MARK} characters")
         if self.opening is not None and self.after is None:
             raise InvalidParameter(NAME, "opening needs after: where the form begins to hold")
         if len(self.text) > LONGEST:

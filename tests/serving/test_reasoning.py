@@ -57,6 +57,8 @@ def test_a_mark_may_open_the_thoughts_or_not(compiler, tokenizer):
     assert allowed(unknown) == first
     with pytest.raises(InvalidParameter, match="opening needs after"):
         StructuredOutputs(regex="a", opening="<think>")
+    with pytest.raises(InvalidParameter, match="256 characters"):
+        StructuredOutputs(regex="a", after="x" * 257)
 
 
 @pytest.mark.parametrize(

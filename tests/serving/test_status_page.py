@@ -84,6 +84,11 @@ def test_the_page_lives(busy, tmp_path):
             await tab.until(f"Number({text('written')}) > 20")
             await tab.until("document.getElementById('line').getAttribute('points').length > 20")
             await picture(tab, "light")
+            one = "{name: '0', state: 'down: <i>', outstanding: 1, served: 2, failed: 3}"
+            await tab.value(f"list([{one}])")  # what the front of several replicas tells
+            rows = await tab.value("document.querySelector('#replicas tbody').textContent")
+            assert rows == "0down: <i>123"
+            await picture(tab, "replicas")
             await tab.scheme("dark")
             await picture(tab, "dark")
             await running
