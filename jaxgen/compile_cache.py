@@ -1,7 +1,8 @@
 """Compiled steps are kept on disk, so that the next start with the same model and shapes is fast.
 
-JAX's own persistent cache does the work; its key holds the program, the flags, the devices and the
-compiler's version.
+JAX's own persistent cache keeps what is compiled when it is first met; its key holds the lowered
+program, the flags, the devices and the compiler's version. A warm-up's programs are kept beside
+it, where they are found without lowering them (see `jaxgen.engine.program_store`).
 """
 
 import os
@@ -24,3 +25,11 @@ def use_compile_cache(folder: Path | None = None) -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder or default_cache_folder()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _SECONDS)
+
+
+def program_folder() -> Path | None:
+    """Where a warm-up's programs are kept: in the folder of JAX's own cache, if it has one here."""
+    folder = jax.config.jax_compilation_cache_dir
+    if folder is None or "://" in folder:
+        return None
+    return Path(folder) / "programs"

@@ -120,6 +120,13 @@ def lowering_for(platform: str) -> Generator[None]:
         _platform.reset(token)
 
 
+def prepare_loading(platform: str) -> None:
+    """What a process needs before it loads programs that others compiled, kernels and all."""
+    if platform in ("gpu", "cuda"):
+        # Where Mosaic's runtime lies is found in the environment, which importing it sets.
+        importlib.import_module("jax.experimental.mosaic.gpu")
+
+
 @cache
 def _warn_once(message: str) -> None:
     warnings.warn(message, FallbackWarning, stacklevel=5)

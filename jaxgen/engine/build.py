@@ -8,13 +8,15 @@ from typing import Any
 
 import jax
 
+from jaxgen.compile_cache import program_folder
 from jaxgen.config import EngineConfig
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.length_class import length_class
 from jaxgen.engine.memory import blocks_per_sequence, plan_blocks
 from jaxgen.engine.model import Model, build_model
+from jaxgen.engine.program_store import ProgramStore
 from jaxgen.engine.runner import StepRunner
-from jaxgen.ragged.buckets import Buckets
+from jaxgen.ragged.buckets import SMALLEST_MIXED, Buckets
 from jaxgen.ragged.prefix_cache import PrefixCache
 from jaxgen.ragged.sequence import CacheGroup
 from jaxgen.ragged.state import StateManager
@@ -126,6 +128,7 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
         max_tokens=config.max_num_batched_tokens,
         max_rows=config.max_num_seqs,
         max_blocks=-(-max_context // block_size),
+        smallest_mixed=smallest_mixed(model.mesh.devices.flat[0].platform),
     )
     per_sequence = blocks_per_sequence(
         groups,
@@ -134,6 +137,11 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
         step_tokens=config.max_num_batched_tokens,
     )
 
+    folder = program_folder()
+    store = None
+    if folder is not None and ProgramStore.serves(model):
+        store = ProgramStore(folder, model)
+
     def runner(num_blocks: tuple[int, ...]) -> StepRunner:
         return StepRunner(
             model,
@@ -141,12 +149,12 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
             block_size=block_size,
             num_slots=config.max_num_seqs,
             eager=config.enforce_eager,
+            store=store,
         )
 
     def temporary_bytes() -> int:
         # What a step needs beside its arguments does not depend on how many pages there are.
-        probe = runner((1,) * len(groups))
-        return probe.temporary_bytes(("sample", buckets.mixed[-1]))
+        return runner((1,) * len(groups)).temporary_bytes(buckets.mixed[-1])
 
     num_blocks = plan_blocks(
         config.kv_memory,
@@ -175,6 +183,13 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
         buckets=buckets,
         save=loaded.save,
     )
+
+
+def smallest_mixed(platform: str) -> int:
+    """Tokens of the smallest mixed step: an accelerator reads its weights for 64 as fast as for 1,
+    and each size costs seconds of compiling.
+    """
+    return SMALLEST_MIXED if platform == "cpu" else 64
 
 
 def build_hf_engine(

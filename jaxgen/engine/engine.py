@@ -11,8 +11,9 @@ import numpy as np
 
 from jaxgen.config import EngineConfig
 from jaxgen.engine.model import Model
+from jaxgen.engine.programs import Draw, Forward, Kind, ProgramKey
 from jaxgen.engine.replay import Replay
-from jaxgen.engine.runner import SCORED, StepRunner
+from jaxgen.engine.runner import StepRunner
 from jaxgen.engine.scoring import scoring_buckets
 from jaxgen.ragged.batch import BatchItem, pack
 from jaxgen.ragged.buckets import Buckets
@@ -118,7 +119,8 @@ class InferenceEngine:
             raise
         for uid in batch_uids:
             self.state.commit(uid)
-        return logits[_token_rows(counts, align)] if all_logits else logits[: len(items)]
+        given = _token_rows(counts, align) if all_logits else slice(len(items))
+        return logits[given, : self.model.config.vocab_size]
 
     def warm_up(self, *, logits: bool = False) -> None:
         """Compiles every step that generation can need; with logits also those of `put`.
@@ -130,10 +132,13 @@ class InferenceEngine:
             raise RuntimeError(
                 f"{len(self.state)} sequences are in the engine: warm up before them"
             )
-        sampling = self.runner.sampling_kinds
-        kinds = (*sampling, "logits", "all_logits") if logits else sampling
-        keys = [(kind, bucket) for bucket in self.buckets for kind in kinds]
-        keys += [(SCORED, bucket) for bucket in scoring_buckets(self.buckets)]
+        scored = scoring_buckets(self.buckets)
+        keys: list[ProgramKey] = [Forward(bucket) for bucket in self.buckets]
+        keys += [Forward(bucket, Kind.SCORED) for bucket in scored]
+        if logits:
+            keys += [Forward(bucket, Kind.ALL_LOGITS) for bucket in self.buckets]
+        rows = {bucket.rows for bucket in self.buckets}
+        keys += [Draw(count, kind) for count in rows for kind in self.runner.sampling_kinds]
         self.runner.warm_up(keys)
 
     def query(self, uid: int, max_request_tokens: int, max_request_blocks: int) -> tuple[int, int]:

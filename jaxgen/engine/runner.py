@@ -1,26 +1,23 @@
-"""Runs steps: owns the weights' leaves, the pages and the sampler's state, and what is compiled.
+"""Runs steps: owns the weights' leaves, the pages and the sampler's state.
 
 Pages and sampler are values: each step takes them, donated, and gives back new ones. Dispatch never
 waits for the device.
 """
 
-import logging
-import os
-import time
 from collections.abc import Iterable, Sequence as Items
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.stages import Compiled, Lowered, Wrapped
+from jax.stages import Compiled
 
 from jaxgen import sampling
-from jaxgen.engine.lowering import step_arguments
 from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, abstract_pages
-from jaxgen.engine.step import hidden_step, logits_step, sampling_step, scoring_step
+from jaxgen.engine.program_store import ProgramStore
+from jaxgen.engine.programs import Draw, Forward, Kind, ProgramKey, Programs, Sizes, step_bytes
+from jaxgen.engine.step import Drawing
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import (
     COMPILED_APART,
@@ -33,24 +30,13 @@ from jaxgen.sampling import (
 )
 from jaxgen_models.cache import LayerPages
 
-logger = logging.getLogger(__name__)
-
-SCORED = "scored"
-"""The kind of step that samples, and says how likely each token of the prompts was."""
-
-type StepKey = tuple[str, Bucket]
-
 
 class StepFailed(RuntimeError):
     """A step died on the device; the KV cache it was given is gone, every sequence with it."""
 
 
 class StepRunner:
-    """Device state and the jitted steps over it.
-
-    late_compiles: steps that were compiled after `warm_up`, each of which stalled every request.
-    compile_seconds: what `warm_up` took.
-    """
+    """Device state, and the programs over it."""
 
     def __init__(
         self,
@@ -60,17 +46,15 @@ class StepRunner:
         block_size: int,
         num_slots: int,
         eager: bool = False,
+        store: ProgramStore | None = None,
     ) -> None:
-        """eager: steps run op by op, so that a debugger and the faulty line meet."""
+        """eager: steps run op by op, so that a debugger and the faulty line meet. store: where
+        programs are kept from one start to the next.
+        """
         self.model = model
-        self.late_compiles = 0
-        self.compile_seconds = 0.0
-        self._num_blocks = num_blocks
-        self._block_size = block_size
-        self._num_slots = num_slots
+        self._sizes = Sizes(num_blocks, block_size, num_slots)
+        self._programs = Programs(model, self._sizes, eager=eager, store=store)
         self._replicated = NamedSharding(model.mesh, PartitionSpec())
-        self._steps: dict[StepKey, Wrapped] = {}
-        self._warm = False
         self._eager = eager
         self.reset()
 
@@ -84,7 +68,7 @@ class StepRunner:
         )
         self._pages = make()
         self._sampler: SamplerState = sampling.init(
-            self._num_slots, self.model.config.vocab_size, self._replicated
+            self._sizes.num_slots, self.model.config.vocab_size, self._replicated
         )
 
     @property
@@ -107,13 +91,23 @@ class StepRunner:
             raise StepFailed(f"masks could not be written on the device: {error}") from error
 
     @property
+    def late_compiles(self) -> int:
+        """Programs that were compiled after `warm_up`, each of which stalled every request."""
+        return self._programs.late
+
+    @property
+    def compile_seconds(self) -> float:
+        """What `warm_up` took."""
+        return self._programs.seconds
+
+    @property
     def compiled_steps(self) -> int:
-        """Programs of steps that there are."""
-        return len(self._steps)
+        """How many programs there are."""
+        return len(self._programs)
 
     @property
     def sampling_kinds(self) -> tuple[Demand, ...]:
-        """The kinds of sampling steps that there are on this platform."""
+        """The kinds of draws that there are on this platform."""
         on_cpu = self.model.mesh.devices.flat[0].platform == "cpu"
         return (Demand.ANY,) if on_cpu else COMPILED_APART
 
@@ -122,30 +116,25 @@ class StepRunner:
 
         demand: the most that any of its rows asks for.
         """
-        (sampled,) = self._sampling(
-            demand if demand in self.sampling_kinds else Demand.ANY, bucket, packed
-        )
-        return sampled
+        (drawing,) = self._forward(Kind.NEXT, bucket, packed)
+        return self._draw(bucket, drawing, demand)
 
     def score(
         self, bucket: Bucket, packed: np.ndarray, targets: np.ndarray
     ) -> tuple[Sampled, TokenLogprobs]:
         """As `sample`, whatever rows ask for, and the log-probabilities of targets [tokens]."""
-        sampled, scores = self._sampling(SCORED, bucket, packed, targets)
-        return sampled, scores
+        drawing, scores = self._forward(Kind.SCORED, bucket, packed, targets)
+        return self._draw(bucket, drawing, COMPILED_APART[-1]), _on_its_way(scores)
 
-    def _sampling(self, kind: str, bucket: Bucket, *inputs: np.ndarray) -> tuple[Any, ...]:
-        step = self._step(kind, bucket)
+    def _draw(self, bucket: Bucket, drawing: Drawing, demand: Demand) -> Sampled:
+        known = demand if demand in self.sampling_kinds else self.sampling_kinds[-1]
+        draw = self._programs[Draw(bucket.rows, known)]
         try:
             with jax.disable_jit(self._eager):
-                self._pages, self._sampler, *results = step(
-                    self.model.leaves, self._pages, self._sampler, *map(self._send, inputs)
-                )
+                self._sampler, sampled = draw(self._sampler, drawing)
         except jax.errors.JaxRuntimeError as error:
-            raise StepFailed(f"step {bucket} failed on the device: {error}") from error
-        for leaf in jax.tree.leaves(results):
-            leaf.copy_to_host_async()
-        return tuple(results)
+            raise StepFailed(f"the draw of {bucket} failed on the device: {error}") from error
+        return _on_its_way(sampled)
 
     def read[T](self, results: T) -> T:
         """Waits for a step's results and gives them as numpy arrays, in the same tree."""
@@ -155,93 +144,63 @@ class StepRunner:
             raise StepFailed(f"a step failed on the device: {error}") from error
 
     def logits(self, bucket: Bucket, packed: np.ndarray, *, all_tokens: bool) -> jax.Array:
-        """float32 logits [rows, vocab] of each row's last token, or [tokens, vocab] of all."""
-        return self._read("all_logits" if all_tokens else "logits", bucket, packed)
+        """float32 logits [rows, padded vocab] of each row's last token, or [tokens, ...] of all."""
+        if all_tokens:
+            return self._forward(Kind.ALL_LOGITS, bucket, packed)[0]
+        return self._forward(Kind.NEXT, bucket, packed)[0].logits
 
     def hidden(self, bucket: Bucket, packed: np.ndarray) -> jax.Array:
         """[layers + 1, tokens, model]: the embedding's output and each block's."""
-        return self._read("hidden", bucket, packed)
+        return self._forward(Kind.HIDDEN, bucket, packed)[0]
 
-    def warm_up(self, keys: Iterable[StepKey]) -> None:
-        """Compiles steps in parallel threads; from now on a compile is counted as late.
+    def warm_up(self, keys: Iterable[ProgramKey]) -> None:
+        """Compiles programs in parallel threads; from now on a compile is counted as late.
 
         Admission is compiled by doing it, in slot 0: no request may be in it. Nothing happens where
         steps run op by op.
         """
         if self._eager:
             return
-        began = time.monotonic()
-        wanted = [key for key in keys if key not in self._steps]
-        steps = {key: self._trace(key) for key in wanted}
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(pool.map(lambda lowered: lowered.compile(), [s[1] for s in steps.values()]))
-        # jit finds the executable of an identical lowering; nothing is compiled a second time.
-        self._steps |= {key: jitted for key, (jitted, _) in steps.items()}
+        self._programs.compile_all(keys)
         for params in (SamplingParams(), SamplingParams(presence_penalty=1.0)):
             vocab = int(self.model.config.vocab_size)
             self.admit(0, sampling.slot_row(params, vocab_size=vocab, seed=0))
         for state in sampling.compile_mask_sizes(self._sampler):
             self._sampler = state
-        self._warm = True
-        self.compile_seconds += time.monotonic() - began
 
-    def compiled(self, key: StepKey) -> Compiled:
-        """A step's program, to be looked at: memory, aliases, HLO. Nothing is run or kept."""
-        return self._trace(key)[1].compile()
+    def compiled(self, key: ProgramKey) -> Compiled:
+        """A program, to be looked at: memory, aliases, HLO. Nothing is run."""
+        return self._programs.compiled(key)
 
-    def temporary_bytes(self, key: StepKey) -> int:
-        """Bytes that a compiled step needs beside its arguments, on one device."""
-        analysis = self.compiled(key).memory_analysis()
-        return int(analysis.temp_size_in_bytes) if analysis is not None else 0
+    def temporary_bytes(self, bucket: Bucket) -> int:
+        """Bytes that steps of a bucket need beside weights and cache, on one device."""
+        keys = Forward(bucket), Draw(bucket.rows, self.sampling_kinds[-1])
+        forward, draw = (self.compiled(key).memory_analysis() for key in keys)
+        return 0 if forward is None or draw is None else step_bytes(forward, draw)
 
-    def _read(self, kind: str, bucket: Bucket, packed: np.ndarray) -> jax.Array:
-        step = self._step(kind, bucket)
+    def _forward(self, kind: Kind, bucket: Bucket, *inputs: np.ndarray) -> tuple[Any, ...]:
+        forward = self._programs[Forward(bucket, kind)]
         try:
             with jax.disable_jit(self._eager):
-                self._pages, out = step(self.model.leaves, self._pages, self._send(packed))
+                self._pages, *results = forward(
+                    self.model.leaves,
+                    self._pages,
+                    self._sampler.last_token,
+                    *map(self._send, inputs),
+                )
         except jax.errors.JaxRuntimeError as error:
             raise StepFailed(f"step {bucket} failed on the device: {error}") from error
-        return out
+        return tuple(results)
 
     def _send(self, packed: np.ndarray) -> jax.Array:
         return jax.device_put(packed, self._replicated)
 
-    def _step(self, kind: str, bucket: Bucket) -> Wrapped:
-        key = (kind, bucket)
-        if key not in self._steps:
-            if self._warm:
-                self.late_compiles += 1
-                logger.error("late compile of step %s %s: every request waits for it", kind, bucket)
-            self._steps[key] = self._make(key)
-        return self._steps[key]
-
-    def _make(self, key: StepKey) -> Wrapped:
-        kind, bucket = key
-        if kind in set(Demand):
-            return sampling_step(self.model, bucket, Demand(kind), eager=self._eager)
-        if kind == SCORED:
-            demand = self.sampling_kinds[-1]
-            return scoring_step(self.model, bucket, demand, eager=self._eager)
-        if kind == "hidden":
-            return hidden_step(self.model, bucket, eager=self._eager)
-        return logits_step(self.model, bucket, all_logits=kind == "all_logits", eager=self._eager)
-
-    def _trace(self, key: StepKey) -> tuple[Wrapped, Lowered]:
-        kind, bucket = key
-        shapes = step_arguments(
-            self.model,
-            bucket,
-            num_blocks=self._num_blocks,
-            block_size=self._block_size,
-            num_slots=self._num_slots,
-            samples=kind in {*Demand, SCORED},
-        )
-        if kind == SCORED:
-            shapes.append(
-                jax.ShapeDtypeStruct((bucket.tokens,), np.int32, sharding=self._replicated)
-            )
-        jitted = self._make(key)
-        return jitted, jitted.lower(*shapes)
-
     def _abstract_pages(self) -> Pages:
-        return abstract_pages(self.model, self._num_blocks, self._block_size)
+        return abstract_pages(self.model, self._sizes.num_blocks, self._sizes.block_size)
+
+
+def _on_its_way[T](results: T) -> T:
+    """The same arrays, which begin to travel to the host."""
+    for leaf in jax.tree.leaves(results):
+        leaf.copy_to_host_async()
+    return results

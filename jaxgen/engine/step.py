@@ -1,18 +1,21 @@
-"""The step: (weights, pages, batch) becomes (pages, tokens) in one program, on every shard alike.
+"""The step, two programs on every shard alike: (weights, pages, batch) becomes (pages, logits), and
+(sampler, logits) becomes (sampler, tokens).
 
-One forward, two ends: logits for `put`, sampled tokens for generation. Everything runs inside one
-shard_map over the mesh, so that every collective is written down where it happens.
+The first is compiled once for each bucket, with its attention kernels; the second once for each
+number of rows and each demand, which takes no time. Everything runs inside one shard_map over the
+mesh, so that every collective is written down where it happens.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxgen.engine.eager import on_one_device
 from jaxgen.engine.model import Model
@@ -33,58 +36,56 @@ _REPLICATED = PartitionSpec()
 _SCORED_AT_ONCE = 128
 """Tokens of a prompt whose logits are computed together: 64 MB of them at 128k of vocabulary."""
 
+type Tokens = Int[Array, " slots"]
+"""What each slot sampled last: the batch's tokens that the host does not know yet."""
 
-def sampling_step(
-    model: Model, bucket: Bucket, demand: Demand = Demand.ANY, *, eager: bool = False
-) -> Wrapped:
-    """Jitted (leaves, pages, sampler, packed) -> (pages, sampler, Sampled).
 
-    pages and sampler are donated. packed: the int32 vector of `jaxgen.ragged.batch.pack`. demand:
-    the most that any row of its batches asks of the sampler.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a forward hands to the draw. Columns past the vocabulary are the mesh's padding."""
+
+    logits: Float[Array, "rows padded_vocab"]
+    slots: Int[Array, " rows"]
+    emit: Bool[Array, " rows"]
+
+
+def forward_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
+    """Jitted (leaves, pages, last tokens, packed) -> (pages, Drawing); pages are donated.
+
+    packed: the int32 vector of `jaxgen.ragged.batch.pack`.
     """
 
     def local(
-        leaves: tuple[Array, ...], pages: Pages, sampler: SamplerState, packed: Int[Array, " words"]
-    ) -> tuple[Pages, SamplerState, Sampled]:
+        leaves: tuple[Array, ...], pages: Pages, last: Tokens, packed: Int[Array, " words"]
+    ) -> tuple[Pages, Drawing]:
         batch = _unpack(model, bucket, packed)
         decoder = model.merge(leaves)
-        hidden, pages = decoder(_fed(batch, sampler, bucket), pages, batch.rows, batch.anchors)
+        hidden, pages = decoder(_fed(batch, last, bucket), pages, batch.rows, batch.anchors)
         logits = decoder.logits(hidden[batch.last_index])
-        sampler, sampled = sample(logits, sampler, batch.slots, batch.emit, demand)
-        return pages, sampler, sampled
+        return pages, Drawing(logits, batch.slots, batch.emit)
 
-    pages = page_specs(model)
-    mapped = _on_mesh(
-        model,
-        local,
-        in_specs=(model.leaf_specs, pages, _REPLICATED, _REPLICATED),
-        out_specs=(pages, _REPLICATED, _REPLICATED),
-        eager=eager,
-    )
-    return jax.jit(mapped, donate_argnums=(1, 2))
+    return _jit_on_pages(model, local, outputs=1, eager=eager)
 
 
-def scoring_step(
-    model: Model, bucket: Bucket, demand: Demand = Demand.ANY, *, eager: bool = False
-) -> Wrapped:
-    """Jitted (leaves, pages, sampler, packed, targets) -> (pages, sampler, Sampled, TokenLogprobs).
+def scoring_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
+    """Jitted (leaves, pages, last tokens, packed, targets) -> (pages, Drawing, TokenLogprobs).
 
-    As `sampling_step`, and beside what it samples the log-probabilities of targets [tokens], the
-    token that follows each one. Their logits are never there all at once.
+    As `forward_step`, and the log-probabilities of targets [tokens], the token that follows each
+    one. Their logits are never there all at once.
     """
 
     def local(
         leaves: tuple[Array, ...],
         pages: Pages,
-        sampler: SamplerState,
+        last: Tokens,
         packed: Int[Array, " words"],
         targets: Int[Array, " tokens"],
-    ) -> tuple[Pages, SamplerState, Sampled, TokenLogprobs]:
+    ) -> tuple[Pages, Drawing, TokenLogprobs]:
         batch = _unpack(model, bucket, packed)
         decoder = model.merge(leaves)
-        hidden, pages = decoder(_fed(batch, sampler, bucket), pages, batch.rows, batch.anchors)
+        hidden, pages = decoder(_fed(batch, last, bucket), pages, batch.rows, batch.anchors)
         logits = decoder.logits(hidden[batch.last_index])
-        sampler, sampled = sample(logits, sampler, batch.slots, batch.emit, demand)
 
         def score(block: tuple[Array, Array]) -> TokenLogprobs:
             states, following = block
@@ -95,70 +96,82 @@ def scoring_step(
         scores = jax.tree.map(
             lambda leaf: leaf.reshape(bucket.tokens, *leaf.shape[2:]), jax.lax.map(score, blocks)
         )
-        return pages, sampler, sampled, scores
+        return pages, Drawing(logits, batch.slots, batch.emit), scores
 
-    pages = page_specs(model)
-    mapped = _on_mesh(
-        model,
-        local,
-        in_specs=(model.leaf_specs, pages, _REPLICATED, _REPLICATED, _REPLICATED),
-        out_specs=(pages, _REPLICATED, _REPLICATED, _REPLICATED),
-        eager=eager,
-    )
-    return jax.jit(mapped, donate_argnums=(1, 2))
+    return _jit_on_pages(model, local, inputs=3, outputs=2, eager=eager)
 
 
-def logits_step(model: Model, bucket: Bucket, *, all_logits: bool, eager: bool = False) -> Wrapped:
-    """Jitted (leaves, pages, packed) -> (pages, float32 logits); pages are donated.
+def all_logits_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
+    """Jitted (leaves, pages, last tokens, packed) -> (pages, logits [tokens, padded vocab]).
 
-    Logits are [rows, vocab] of each row's last token, or [tokens, vocab] of every token.
+    Pages are donated. Logits are float32.
     """
 
     def local(
-        leaves: tuple[Array, ...], pages: Pages, packed: Int[Array, " words"]
-    ) -> tuple[Pages, Float[Array, "out vocab"]]:
+        leaves: tuple[Array, ...], pages: Pages, last: Tokens, packed: Int[Array, " words"]
+    ) -> tuple[Pages, Float[Array, "tokens padded_vocab"]]:
         batch = _unpack(model, bucket, packed)
         decoder = model.merge(leaves)
-        hidden, pages = decoder(batch.token_ids, pages, batch.rows, batch.anchors)
-        chosen = hidden if all_logits else hidden[batch.last_index]
-        return pages, decoder.logits(chosen)[:, : model.config.vocab_size]
+        hidden, pages = decoder(_fed(batch, last, bucket), pages, batch.rows, batch.anchors)
+        return pages, decoder.logits(hidden)
 
-    return _jit_reading(model, local, eager)
+    return _jit_on_pages(model, local, outputs=1, eager=eager)
 
 
 def hidden_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
-    """Jitted (leaves, pages, packed) -> (pages, [layers + 1, tokens, model]); pages are donated.
+    """Jitted (leaves, pages, last tokens, packed) -> (pages, [layers + 1, tokens, model]).
 
     The embedding's output and each block's: what `jaxgen verify` compares to find the first layer
-    that diverges.
+    that diverges. Pages are donated.
     """
 
     def local(
-        leaves: tuple[Array, ...], pages: Pages, packed: Int[Array, " words"]
+        leaves: tuple[Array, ...], pages: Pages, last: Tokens, packed: Int[Array, " words"]
     ) -> tuple[Pages, Float[Array, "states tokens model"]]:
         batch = _unpack(model, bucket, packed)
         states: list[Array] = []
-        _, pages = model.merge(leaves)(
-            batch.token_ids, pages, batch.rows, batch.anchors, watch=states
-        )
+        fed = _fed(batch, last, bucket)
+        _, pages = model.merge(leaves)(fed, pages, batch.rows, batch.anchors, watch=states)
         return pages, jnp.stack(states)
 
-    return _jit_reading(model, local, eager)
+    return _jit_on_pages(model, local, outputs=1, eager=eager)
 
 
-def _fed(batch: StepBatch, sampler: SamplerState, bucket: Bucket) -> Int[Array, " tokens"]:
+def draw_step(model: Model, demand: Demand, *, eager: bool = False) -> Wrapped:
+    """Jitted (sampler, Drawing) -> (sampler, Sampled); the sampler's state is donated.
+
+    demand: the most that any row asks of it.
+    """
+
+    def local(sampler: SamplerState, drawing: Drawing) -> tuple[SamplerState, Sampled]:
+        return sample(drawing.logits, sampler, drawing.slots, drawing.emit, demand)
+
+    mapped = _on_mesh(
+        model,
+        local,
+        in_specs=(_REPLICATED, _REPLICATED),
+        out_specs=(_REPLICATED, _REPLICATED),
+        eager=eager,
+    )
+    return jax.jit(mapped, donate_argnums=0)
+
+
+def _fed(batch: StepBatch, last: Tokens, bucket: Bucket) -> Int[Array, " tokens"]:
     """The batch's tokens; what only the device knows is what the row's slot sampled last."""
-    last = sampler.last_token[batch.slots[batch.rows[0].token_places(bucket.tokens).row]]
-    return jnp.where(batch.token_ids < 0, last, batch.token_ids)
+    known = last[batch.slots[batch.rows[0].token_places(bucket.tokens).row]]
+    return jnp.where(batch.token_ids < 0, known, batch.token_ids)
 
 
-def _jit_reading(model: Model, local: Callable[..., Any], eager: bool) -> Wrapped:
+def _jit_on_pages(
+    model: Model, local: Callable[..., Any], *, outputs: int, eager: bool, inputs: int = 2
+) -> Wrapped:
+    """inputs: beside leaves and pages. outputs: beside pages."""
     pages = page_specs(model)
     mapped = _on_mesh(
         model,
         local,
-        in_specs=(model.leaf_specs, pages, _REPLICATED),
-        out_specs=(pages, _REPLICATED),
+        in_specs=(model.leaf_specs, pages, *[_REPLICATED] * inputs),
+        out_specs=(pages, *[_REPLICATED] * outputs),
         eager=eager,
     )
     return jax.jit(mapped, donate_argnums=1)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxgen.engine.lowering import lower_sampling_step
+from jaxgen.engine.lowering import lower_draw, lower_forward
 from jaxgen.engine.model import Model
+from jaxgen.engine.programs import step_bytes
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import Demand
 
@@ -56,7 +57,7 @@ class Program:
 def compile_programs(
     model: Model, buckets: Iterable[tuple[str, Bucket]], *, block_size: int, num_slots: int
 ) -> tuple[Program, ...]:
-    """Compiles a sampling step for each bucket, in parallel, on the model's own mesh.
+    """Compiles the forward and the draw of each bucket, in parallel, on the model's own mesh.
 
     Call it under `lowering_for(platform)`. The cache is given one page a group: what a step needs
     beside its arguments does not depend on how many there are.
@@ -66,14 +67,14 @@ def compile_programs(
         (
             name,
             bucket,
-            lower_sampling_step(
+            lower_forward(
                 model,
                 bucket,
-                Demand.PLAIN,
                 num_blocks=num_blocks,
                 block_size=block_size,
                 num_slots=num_slots,
             ),
+            lower_draw(model, bucket.rows, Demand.REPORTED, num_slots=num_slots),
         )
         for name, bucket in buckets
     ]
@@ -83,17 +84,25 @@ def compile_programs(
         return tuple(pool.map(lambda entry: _compile(*entry, alone=alone), lowered))
 
 
-def _compile(name: str, bucket: Bucket, lowered: jax.stages.Lowered, *, alone: bool) -> Program:
+def _compile(
+    name: str,
+    bucket: Bucket,
+    forward: jax.stages.Lowered,
+    draw: jax.stages.Lowered,
+    *,
+    alone: bool,
+) -> Program:
     start = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = forward.compile()
+    drawn = draw.compile().memory_analysis()
     seconds = time.perf_counter() - start
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
-    if memory is None or hlo is None:
+    if memory is None or drawn is None or hlo is None:
         raise RuntimeError(f"XLA says nothing of the program of {bucket} for this platform")
     return Program(
         name,
         bucket,
-        temporary_bytes=int(memory.temp_size_in_bytes),
+        temporary_bytes=step_bytes(memory, drawn),
         code_bytes=int(memory.generated_code_size_in_bytes),
         aliased=memory.alias_size_in_bytes > 0,
         collectives=() if alone else read_collectives(hlo),

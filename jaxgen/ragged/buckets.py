@@ -9,6 +9,11 @@ from dataclasses import dataclass
 SMALLEST_MIXED = 16
 FEW_ROWS = 8
 
+MANY_TOKENS = 512
+"""Mixed steps of more tokens take so long that their sizes lie closer together, and so long that
+it does not matter for how many rows they compute logits.
+"""
+
 SMALL_TABLE = 2**16
 """Entries, 256 KiB: to pack and send a larger block table costs a good part of a decode step."""
 
@@ -44,16 +49,24 @@ class Buckets:
 
     @classmethod
     def for_limits(
-        cls, *, max_tokens: int, max_rows: int, max_blocks: int, row_alignment: int = 1
+        cls,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        max_blocks: int,
+        row_alignment: int = 1,
+        smallest_mixed: int = SMALLEST_MIXED,
     ) -> "Buckets":
         """Buckets for batches of at most max_tokens tokens (padding not counted) and max_rows rows.
 
         Rows of decode buckets are powers of two, then max_rows: fewer than twice the rows needed.
         Where many rows of max_blocks make a large table there is one more, as wide as a small table
         allows: long contexts are the exception. Mixed steps take long enough to hide theirs.
-        Tokens of mixed buckets are powers of two from 16, then the most that alignment can make of
-        max_tokens: fewer than twice the tokens needed (spans aligned), or 16. Their rows are 8 or
-        max_rows. ValueError unless 1 <= max_rows <= max_tokens and the others are at least 1.
+        Tokens of mixed buckets are powers of two from smallest_mixed, from 512 on also halfway
+        between them, then the most that alignment can make of max_tokens: fewer than twice the
+        tokens needed (spans aligned), or the smallest. Their rows are 8 or max_rows, of more than
+        512 tokens max_rows. ValueError unless 1 <= max_rows <= max_tokens and the others are at
+        least 1.
         """
         if not 1 <= max_rows <= max_tokens or max_blocks < 1 or row_alignment < 1:
             raise ValueError(
@@ -67,11 +80,16 @@ class Buckets:
         )
         padded = max_tokens + (row_alignment - 1) * max_rows
         most = padded // row_alignment * row_alignment
-        smallest = -(-SMALLEST_MIXED // row_alignment) * row_alignment
+        smallest = -(-smallest_mixed // row_alignment) * row_alignment
         mixed = tuple(
             Bucket(tokens, rows, max_blocks, decode=False)
-            for tokens in _doubling(smallest, most)
-            for rows in sorted({min(cap, tokens // row_alignment) for cap in (FEW_ROWS, max_rows)})
+            for tokens in _mixed_sizes(smallest, most, row_alignment)
+            for rows in sorted(
+                {
+                    min(cap, tokens // row_alignment)
+                    for cap in ((max_rows,) if tokens > MANY_TOKENS else (FEW_ROWS, max_rows))
+                }
+            )
             if rows <= max_rows
         )
         return cls(decode, mixed, row_alignment)
@@ -109,3 +127,10 @@ def _doubling(first: int, last: int) -> list[int]:
         sizes.append(first)
         first *= 2
     return [*sizes, last]
+
+
+def _mixed_sizes(first: int, last: int, align: int) -> list[int]:
+    """_doubling, and multiples of align halfway between those that are large."""
+    sizes = _doubling(first, last)
+    halfway = [size // 2 * 3 // align * align for size in sizes if size >= MANY_TOKENS]
+    return sorted({*sizes, *(size for size in halfway if size < last)})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxgen.engine.loop import GenerationLoop
+from jaxgen.engine.programs import Forward
 from jaxgen.engine.runner import StepRunner
 from jaxgen.llm import LLM
 from jaxgen.sampling import SamplingParams
@@ -18,16 +19,22 @@ COMPILE = "/jax/core/compile/backend_compile_duration"
 
 @pytest.fixture(scope="module")
 def llm(golden_dir):
-    """Every bucket there is: rows 1, 2 and 4 for decodes, 16 and 24 tokens for prompts."""
-    llm = LLM(
-        golden_dir("llama_tied"),
-        dtype="float32",
-        max_num_seqs=4,
-        max_num_batched_tokens=24,
-        block_size=8,
-        max_model_len=64,
-        num_gpu_blocks_override=12,
-    )
+    """Every bucket there is: rows 1, 2 and 4 for decodes, 16 and 24 tokens for prompts.
+
+    Those of 4 rows have 8 blocks, or 4 as if 8 made a large table.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxgen.ragged.buckets.SMALL_TABLE", 16)
+        llm = LLM(
+            golden_dir("llama_tied"),
+            dtype="float32",
+            max_num_seqs=4,
+            max_num_batched_tokens=24,
+            block_size=8,
+            max_model_len=64,
+            num_gpu_blocks_override=12,
+        )
+    assert [(b.rows, b.blocks) for b in llm.engine.buckets.decode][-2:] == [(4, 4), (4, 8)]
     llm.warm_up()
     return llm
 
@@ -111,6 +118,8 @@ def test_decode_buckets_say_what_mixed_ones_do(llm, golden, tokens):
 def test_a_late_compile_is_counted_and_logged(llm, compiled, caplog):
     before = llm.engine.runner.late_compiles
     llm.engine.put([1], [[1]])
+    assert llm.engine.runner.late_compiles == before  # what generation computes gives these logits
+    llm.engine.put([1], [[1]], all_logits=True)
     llm.engine.flush(1)
     assert llm.engine.runner.late_compiles == before + 1
     assert "late compile" in caplog.text
@@ -162,7 +171,7 @@ def test_the_cache_is_updated_in_place(golden_dir, one_shape, shards):
         tensor_parallel_size=shards,
     )
     (bucket,) = engine.buckets.mixed
-    program = engine.runner.compiled(("sample", bucket))
+    program = engine.runner.compiled(Forward(bucket))
     leaves = jax.tree.leaves(engine.runner.pages)
     cache = sum(leaf.nbytes for leaf in leaves) // shards
     memory = program.memory_analysis()

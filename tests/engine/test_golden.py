@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from jaxgen.engine.loop import GenerationLoop
-from jaxgen.sampling import SamplingParams
+from jaxgen.engine.programs import Draw, Forward, Kind
+from jaxgen.sampling import Demand, SamplingParams
 
 GOLDEN = Path(__file__).resolve().parents[1] / "fixtures" / "golden"
 FIXTURES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "config.json").is_file())
@@ -30,7 +31,8 @@ def case(request, golden, one_shape):
     numbers = golden(request.param)
     engine = one_shape(numbers.folder)
     (bucket,) = engine.buckets.mixed
-    engine.runner.warm_up([("sample", bucket), ("all_logits", bucket)])  # in parallel
+    programs = [Forward(bucket), Forward(bucket, Kind.ALL_LOGITS), Draw(bucket.rows, Demand.ANY)]
+    engine.runner.warm_up(programs)  # in parallel
     return SimpleNamespace(name=request.param, golden=numbers, engine=engine)
 
 

@@ -1,0 +1,189 @@
+"""The compiled programs of a runner, by what they are for; made when first wanted, or all at once.
+
+Tracing and lowering hold Python's lock, compiling does not: programs are lowered one after the
+other while those before them compile in threads. What a store has kept needs neither.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from jax.stages import Compiled, Lowered, Wrapped
+
+from jaxgen.engine.lowering import draw_arguments, forward_arguments
+from jaxgen.engine.model import Model
+from jaxgen.engine.program_store import ProgramStore
+from jaxgen.engine.step import (
+    all_logits_step,
+    draw_step,
+    forward_step,
+    hidden_step,
+    scoring_step,
+)
+from jaxgen.ragged.buckets import Bucket
+from jaxgen.sampling import Demand
+
+logger = logging.getLogger(__name__)
+
+
+class Kind(StrEnum):
+    """What a forward gives."""
+
+    NEXT = "next"
+    """Logits of each row's last token, to draw from."""
+    SCORED = "scored"
+    """The same, and how likely each token of the prompts was."""
+    ALL_LOGITS = "all_logits"
+    HIDDEN = "hidden"
+
+
+_FORWARDS = {
+    Kind.NEXT: forward_step,
+    Kind.SCORED: scoring_step,
+    Kind.ALL_LOGITS: all_logits_step,
+    Kind.HIDDEN: hidden_step,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The program of a forward over a bucket's batches."""
+
+    bucket: Bucket
+    kind: Kind = Kind.NEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The program that draws a token for each of so many rows."""
+
+    rows: int
+    demand: Demand
+
+
+type ProgramKey = Forward | Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What programs are compiled for beside their keys. num_blocks: of each cache group."""
+
+    num_blocks: tuple[int, ...]
+    block_size: int
+    num_slots: int
+
+
+class Memory(Protocol):
+    """What a compiled program says of its memory on one device."""
+
+    temp_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+
+
+def step_bytes(forward: Memory, draw: Memory) -> int:
+    """Bytes that a step needs beside weights, cache and sampler.
+
+    Its logits are still there when the next step is under way.
+    """
+    logits = forward.output_size_in_bytes - forward.alias_size_in_bytes
+    return int(max(forward.temp_size_in_bytes, draw.temp_size_in_bytes) + 2 * logits)
+
+
+class Programs:
+    """Programs over one model.
+
+    late: those made after `compile_all`, each of which stalled every request. seconds: what
+    `compile_all` took.
+    """
+
+    def __init__(
+        self, model: Model, sizes: Sizes, *, eager: bool = False, store: ProgramStore | None = None
+    ) -> None:
+        """eager: programs run op by op, so that a debugger and the faulty line meet."""
+        self.late = 0
+        self.seconds = 0.0
+        self._model = model
+        self._sizes = sizes
+        self._eager = eager
+        self._store = store
+        self._programs: dict[ProgramKey, Callable[..., Any]] = {}
+        self._complete = False
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._programs)
+
+    def __getitem__(self, key: ProgramKey) -> Callable[..., Any]:
+        """The program, which compiles when it is first called unless `compile_all` has had it."""
+        if key not in self._programs:
+            if self._complete:
+                self.late += 1
+                logger.error("late compile of %s: every request waits for it", key)
+            self._programs[key] = self._jitted(key)
+        return self._programs[key]
+
+    def compile_all(self, keys: Iterable[ProgramKey]) -> None:
+        """Compiles them in threads, or reads them from the store; from now on others are late.
+
+        Nothing happens where programs run op by op.
+        """
+        if self._eager:
+            return
+        began = time.monotonic()
+        wanted = [key for key in dict.fromkeys(keys) if key not in self._programs]
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            kept = dict(zip(wanted, pool.map(self._kept, wanted), strict=True))
+            made: dict[ProgramKey, Future[Compiled]] = {}
+            for key in (key for key, program in kept.items() if program is None):
+                lowered = self._jitted(key).lower(*self._arguments(key))
+                made[key] = pool.submit(self._compile, key, lowered)
+        for key, program in kept.items():
+            self._programs[key] = made[key].result() if program is None else program
+        self._complete = True
+        self.seconds += time.monotonic() - began
+        logger.info(
+            "%d programs compiled and %d read in %.1f s",
+            len(made),
+            len(wanted) - len(made),
+            time.monotonic() - began,
+        )
+
+    def compiled(self, key: ProgramKey) -> Compiled:
+        """A program to be looked at: memory, aliases, HLO. Nothing is run."""
+        kept = self._kept(key)
+        if kept is not None:
+            return kept
+        return self._compile(key, self._jitted(key).lower(*self._arguments(key)))
+
+    def _kept(self, key: ProgramKey) -> Compiled | None:
+        return None if self._store is None else self._store.read(key, self._arguments(key))
+
+    def _compile(self, key: ProgramKey, lowered: Lowered) -> Compiled:
+        compiled = lowered.compile()
+        if self._store is not None:
+            self._store.write(key, self._arguments(key), compiled)
+        return compiled
+
+    def _jitted(self, key: ProgramKey) -> Wrapped:
+        if isinstance(key, Draw):
+            return draw_step(self._model, key.demand, eager=self._eager)
+        return _FORWARDS[key.kind](self._model, key.bucket, eager=self._eager)
+
+    def _arguments(self, key: ProgramKey) -> tuple[Any, ...]:
+        sizes = self._sizes
+        if isinstance(key, Draw):
+            return draw_arguments(self._model, key.rows, num_slots=sizes.num_slots)
+        return forward_arguments(
+            self._model,
+            key.bucket,
+            num_blocks=sizes.num_blocks,
+            block_size=sizes.block_size,
+            num_slots=sizes.num_slots,
+            scored=key.kind is Kind.SCORED,
+        )

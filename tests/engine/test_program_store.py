@@ -1,0 +1,74 @@
+"""What one start compiled the next one reads; what does not fit it is compiled anew."""
+
+import logging
+
+import jax
+import pytest
+
+from jaxgen.engine.programs import Draw, Forward
+from jaxgen.sampling import Demand
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """JAX's own cache in a folder, as the commands turn it on."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path / "programs"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture
+def started(one_shape):
+    """An engine with all its programs, of which there are two."""
+
+    def start(folder, **options):
+        engine = one_shape(folder, max_num_seqs=2, max_num_batched_tokens=16, **options)
+        (bucket,) = engine.buckets.mixed
+        engine.runner.warm_up([Forward(bucket), Draw(bucket.rows, Demand.ANY)])
+        return engine
+
+    return start
+
+
+def programs(records):
+    return [record.message for record in records if "programs compiled" in record.message]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_second_start_compiles_no_step_and_says_the_same(
+    golden, tokens, started, cache, caplog, shards
+):
+    caplog.set_level(logging.INFO, "jaxgen.engine.programs")
+    case = golden("llama_tied")
+    for _ in range(2):
+        engine = started(case.folder, tensor_parallel_size=shards)
+        assert tokens(engine, case.prompts) == case.greedy
+        assert engine.runner.late_compiles == 0
+    first, second = programs(caplog.records)
+    assert first.startswith("2 programs compiled and 0 read")
+    assert second.startswith("0 programs compiled and 2 read")
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_spoilt_file_is_replaced(golden_dir, started, cache, caplog):
+    caplog.set_level(logging.INFO, "jaxgen.engine.programs")
+    started(golden_dir("llama_tied"))
+    for path in cache.iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    started(golden_dir("llama_tied"))
+    started(golden_dir("llama_tied"))
+    assert [text[:30] for text in programs(caplog.records)] == [
+        "2 programs compiled and 0 read",
+        "2 programs compiled and 0 read",
+        "0 programs compiled and 2 read",
+    ]
+
+
+def test_other_sizes_and_models_are_other_programs(golden_dir, started, cache, caplog):
+    caplog.set_level(logging.INFO, "jaxgen.engine.programs")
+    started(golden_dir("llama_tied"))
+    started(golden_dir("llama_tied"), num_gpu_blocks_override=25)
+    started(golden_dir("qwen3"))
+    compiled = [int(text.split()[0]) for text in programs(caplog.records)]
+    assert compiled == [2, 1, 2]  # a draw knows nothing of blocks
