@@ -10,6 +10,7 @@ from jaxgen.cli import main
 from jaxgen.engine.cost import Ceilings
 
 
+@pytest.mark.slow
 def test_every_kernel_is_told(tmp_path, capsys):
     out = tmp_path / "kernels.json"
     assert main(["bench", "kernels", "--output-json", str(out)]) == 0
