@@ -10,7 +10,7 @@ from jaxgen.bench.progress import Progress
 from jaxgen.bench.serve_metrics import samples
 from jaxgen_checkpoints.errors import RefusedInput
 
-_SMOOTHED = 100
+_SMOOTHED = 60
 """Slices of time that a curve is averaged over."""
 
 
