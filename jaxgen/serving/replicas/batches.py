@@ -114,7 +114,7 @@ def _completions(batch: Batch, told: Sequence[tuple[list[int], Any]]) -> Any:  #
     usages = [answer["usage"] for _, answer in told]
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    usage = {name: sum(each[name] for each in usages) for name in names}
+    usage: dict[str, Any] = {name: sum(each[name] for each in usages) for name in names}
     usage["prompt_tokens_details"] = {"cached_tokens": cached}
     choices.sort(key=lambda choice: choice["index"])
     return {**told[0][1], "choices": choices, "usage": usage}

@@ -62,8 +62,8 @@ async def detokenize(serving: Serving, request: Request, body: DetokenizeRequest
 async def tokenizer_info(serving: Serving, request: Request) -> Response:
     """Special tokens and chat template, by the names of a tokenizer_config.json."""
     tokenizer = serving.need_tokenizer()
-    named: dict[str, object] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
-    named |= tokenizer.special_tokens
+    special = tokenizer.special_tokens
+    told = {name: special.get(name) for name in ("bos_token", "eos_token", "pad_token")}
     template = None
     if tokenizer.chat_template is not None:
         sources = tokenizer.chat_template.sources
@@ -71,4 +71,4 @@ async def tokenizer_info(serving: Serving, request: Request) -> Response:
         several = [{"name": name, "template": text} for name, text in sources.items()]
         template = sources["default"] if one else several
     size = {"vocab_size": tokenizer.vocab_size, "model_max_length": serving.engine.max_context}
-    return JSONAnswer({**named, **size, "chat_template": template})
+    return JSONAnswer({**told, **special, **size, "chat_template": template})
