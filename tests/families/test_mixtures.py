@@ -47,17 +47,6 @@ def test_experts_that_cannot_be_divided_are_refused(golden_dir, name, expert, re
         build_hf_engine(golden_dir(name), {"expert_parallel_size": expert})
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss"])
-def test_bfloat16_stays_close(golden_dir, name) -> None:
-    folder = golden_dir(name)
-    engine = build_hf_engine(folder, {"dtype": "bfloat16", **OPTIONS})
-    with np.load(folder / "expected.npz") as expected:
-        want = jax.nn.log_softmax(expected["logits_2"])
-        got = jax.nn.log_softmax(engine.put([0], [expected["prompt_2"]], all_logits=True))
-    divergence = (jnp.exp(want) * (want - got)).sum(axis=-1).mean()
-    assert divergence < 5e-3  # the reference's own run in bfloat16 is at 5e-4
-
-
 def test_padding_reaches_no_expert() -> None:
     rng = np.random.default_rng(0)
     weights = {
