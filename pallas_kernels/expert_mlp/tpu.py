@@ -86,7 +86,8 @@ def run(
     local, _, ffn, model = gate_up.shape
     experts, shares = experts[:, :top_k], shares[:, :top_k]
     if plan is None:
-        problem = ExpertsProblem(*experts.shape, local, model, ffn, x.dtype, gate_up.dtype, gate)
+        tokens, columns = experts.shape
+        problem = ExpertsProblem(tokens, columns, local, model, ffn, x.dtype, gate_up.dtype, gate)
         plan = plan_for(problem)
         if plan is None:
             raise ValueError(f"expert_mlp: the implementation 'tpu' cannot serve {problem}.")
