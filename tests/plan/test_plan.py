@@ -14,14 +14,18 @@ LIMITS = {"dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 16, "
 
 
 @pytest.mark.parametrize(
-    ("name", "shards"),
-    [("qwen2_tied_swa", 2), pytest.param("deepseek_v3", 1, marks=pytest.mark.slow)],
+    ("name", "shards", "groups"),
+    [
+        ("qwen2_tied_swa", 2, 1),
+        pytest.param("deepseek_v3", 1, 1, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", 2, 2, marks=pytest.mark.slow),
+    ],
 )
-def test_bytes_are_those_of_the_engine(golden_dir, name, shards):
+def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups):
     folder = golden_dir(name)
-    config = EngineConfig.from_any(LIMITS, tensor_parallel_size=shards)
+    config = EngineConfig.from_any(LIMITS, tensor_parallel_size=shards, expert_parallel_size=groups)
     content = read_json_object(folder / "config.json")
-    plan = plan_deployment(content, parse_topology(f"cpu:{shards}"), config)
+    plan = plan_deployment(content, parse_topology(f"cpu:{shards * groups}"), config)
     engine = build_hf_engine(folder, config)
     first = jax.devices()[0]
 
