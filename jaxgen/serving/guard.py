@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 access = logging.getLogger("jaxgen.access")
 
 REQUEST_ID = "x-request-id"
+_OWN_ROOTS = ("/v1", "/mii")
+"""Prefixes that our own paths have: a proxy must strip these, or nobody could tell."""
+
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
@@ -56,12 +59,16 @@ class Guard:
         self._serving = serving
         self._open = frozenset(open_paths)
         self._keys = [_digest(key) for key in serving.settings.api_keys]
+        root = serving.settings.root_path.rstrip("/")
+        self._root = "" if root in _OWN_ROOTS else root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; whatever is raised becomes an error body, or ends the stream."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Not the HTTP server's business: it would take every path for one without the prefix.
+        scope["root_path"] = scope.get("root_path") or self._root
         headers = Headers(scope=scope)
         exchange = _Exchange(send, _request_id(headers.get(REQUEST_ID)))
         state = scope.setdefault("state", {})

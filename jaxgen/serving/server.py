@@ -127,7 +127,6 @@ class Server(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
-            root_path=self._serving.settings.root_path,
             timeout_keep_alive=listen.keep_alive_seconds,
             timeout_graceful_shutdown=int(listen.drain_seconds) + _AFTER_ABORT_SECONDS,
             ssl_keyfile=listen.ssl_keyfile,

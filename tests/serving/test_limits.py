@@ -49,12 +49,20 @@ def test_any_of_the_keys_opens_everything_but_what_is_open(ask):
         assert client.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
 
 
-def test_a_proxy_may_strip_the_root_path_or_not(ask):
-    client = ask(root_path="/llm", api_keys=("key",))
+def test_a_proxy_may_strip_the_root_path_or_not(serve):
     headers = {"authorization": "Bearer key"}
-    client.app.root_path = "/llm"
-    assert client.get("/v1/models", headers=headers).status_code == 200
-    assert client.get("/v1/models").status_code == 401
+    with serve(root_path="/llm", api_keys=("key",)) as server:
+
+        def status(path, **options):
+            return httpx.get(server.base_url + path, **options).status_code
+
+        for prefix in ("", "/llm"):
+            assert status(f"{prefix}/v1/models", headers=headers) == 200
+            assert status(f"{prefix}/v1/models") == 401
+            assert status(f"{prefix}/health") == status(f"{prefix}/") == 200
+        assert status("/llmx/v1/models", headers=headers) == 404
+    with serve(root_path="/v1") as server:
+        assert httpx.get(server.base_url + "/v1/models").status_code == 200
 
 
 def test_browsers_of_named_origins_only(ask):
