@@ -35,6 +35,7 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
         raise RefusedInput("--result-filename names one file: give --result-dir for a sweep")
     if (args.result_dir or args.result_filename) and not (args.save_result or args.append_result):
         raise RefusedInput("--result-dir and --result-filename need --save-result")
+    _allow_sockets()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         results, runs = runner.run(_measure(args))
     if args.plot:
@@ -47,6 +48,16 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
 def exit_code(result: dict[str, Any]) -> int:
     """1 if some run got no answer at all."""
     return int(any(run["completed"] == 0 for run in result.get("sweep", [result])))
+
+
+def _allow_sockets() -> None:
+    """As many open files as this user may have: each request under way is one."""
+    try:
+        import resource
+    except ImportError:  # where there is no such limit: Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _loop_factory() -> Any:  # noqa: ANN401
