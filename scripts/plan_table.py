@@ -1,6 +1,6 @@
 """Writes the table of docs/tpu.md from what `jaxgen plan --json` has said, one file a run.
 
-Usage: python scripts/plan_table.py FILE.json ... >> docs/tpu.md
+Usage: python scripts/plan_table.py FILE.json ...
 """
 
 import json
