@@ -16,7 +16,7 @@ _OPERATION = Operation(
         "portable": "pallas_kernels.expert_mlp.portable_choice",
         "gpu": "pallas_kernels.expert_mlp.gpu_choice",
     },
-    kernels={"cuda": ("gpu",)},
+    kernels={"cuda": ("gpu",), "tpu": ("portable",)},  # nothing to warn of there
     fallback="portable",
 )
 
