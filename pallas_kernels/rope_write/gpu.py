@@ -35,10 +35,9 @@ def unsupported(problem: TurnProblem) -> str | None:
         return "the product and the pages must both be bfloat16 or both be float16"
     if problem.group + 2 > ROWS:
         return f"a group of {problem.group} with its key and value is more than {ROWS} rows"
-    if problem.interleaved:
-        return "channels that turn together lie side by side"
-    if problem.half % 8:
-        return f"half of the turning channels, {problem.half}, is not a multiple of 8"
+    least = 4 if problem.interleaved else 8
+    if problem.half % least:
+        return f"half of the turning channels, {problem.half}, is not a multiple of {least}"
     return None
 
 
@@ -90,14 +89,14 @@ def _turn_and_write(
         "keys": keys,
         "values": values,
     }
-    turn = Turn.of(rotation, norms)
+    turn = Turn.of(rotation, norms, bool(interpret))
 
-    def body(*refs: Any) -> None:
+    def rope_write(*refs: Any) -> None:
         given = SimpleNamespace(**dict(zip([*named, "line", "ready"], refs, strict=True)))
         _one(turn, given, at_once, group, pages.num_pages)
 
     plgpu.kernel(
-        body,
+        rope_write,
         scratch_types=[
             plgpu.SMEM((ROWS, head_dim), qkv.dtype),
             plgpu.Barrier(num_arrivals=places),

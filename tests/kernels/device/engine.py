@@ -108,10 +108,11 @@ def recorded() -> Iterator[dict[str, set[str]]]:
         dispatch.Operation.choose = choose  # ty: ignore[invalid-assignment]
 
 
-def check_model(name: str, config: dict[str, Any]) -> bool:
+def check_model(name: str, config: dict[str, Any], without: list[str]) -> bool:
     weights = random_weights(config)
     jax.clear_caches()  # what is traced keeps the implementation that was chosen then
-    with recorded() as served, warnings.catch_warnings():
+    plain = dict.fromkeys(without, "reference")
+    with recorded() as served, warnings.catch_warnings(), dispatch.using(**plain):
         warnings.simplefilter("error", dispatch.FallbackWarning)
         got = logits_of(config, weights, "bfloat16")
     jax.clear_caches()
@@ -153,10 +154,11 @@ def check_golden(name: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--without", nargs="*", default=[], help="operations to run as reference")
     parser.add_argument("--golden", nargs="*", default=["llama_plain", "qwen3_moe", "gemma3"])
     options = parser.parse_args()
     print(jax.__version__, jax.devices()[0].device_kind, flush=True)
-    results = [check_model(name, MODELS[name]) for name in options.models]
+    results = [check_model(name, MODELS[name], options.without) for name in options.models]
     with warnings.catch_warnings():  # float32 is the XLA path
         warnings.simplefilter("ignore", dispatch.FallbackWarning)
         results += [check_golden(name) for name in options.golden]

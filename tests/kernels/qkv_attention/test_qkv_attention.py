@@ -47,8 +47,8 @@ def _abstract(tokens: int, dtype: Any = jnp.bfloat16) -> tuple[Any, ...]:
     return jax.ShapeDtypeStruct((tokens, 2, 6, 128), dtype), pages, rows, Rotation(angles, angles)
 
 
-@pytest.mark.parametrize("tokens", [8, 256], ids=["decode", "prefill"])
-def test_lowers_for_cuda_to_two_kernels(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "kernels"), [(8, 2), (256, 3)], ids=["decode", "mixed"])
+def test_lowers_for_cuda_to_few_kernels(tokens: int, kernels: int) -> None:
     def step(qkv: Any, pages: Any, rows: Any, rotation: Any) -> Any:
         assert has_kernel(qkv, pages, rows, rotation=rotation)
         return qkv_attention(qkv, pages, rows, rotation=rotation, scale=0.1)
@@ -56,7 +56,7 @@ def test_lowers_for_cuda_to_two_kernels(tokens: int) -> None:
     with dispatch.lowering_for("cuda"):
         traced = jax.jit(step).trace(*_abstract(tokens))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("custom_call @mosaic_gpu") == 2
+    assert text.count("custom_call @mosaic_gpu") == kernels
 
 
 def _served(dtype: Any) -> bool:

@@ -34,22 +34,23 @@ def test_channels_turn_by_their_angle_and_norms_come_first(interleaved: bool) ->
 
 
 @pytest.mark.parametrize(
-    ("case", "half", "norms"),
+    ("case", "half", "norms", "interleaved"),
     [
-        (Case(((5, 70), (1, 1), (2, 200)), heads=6, page_size=64, head_dim=64), 16, True),
+        (Case(((5, 70), (1, 1), (2, 200)), heads=6, page_size=64, head_dim=64), 16, True, False),
+        (Case(((5, 70), (1, 1), (2, 200)), heads=6, page_size=64, head_dim=64), 20, True, True),
         pytest.param(
             Case(((70, 70), (3, 130)), heads=12, kv_heads=12, page_size=64, head_dim=64),
-            *(32, False),
+            *(32, False, False),
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["group of 3", "two blocks of heads"],
+    ids=["group of 3", "interleaved", "two blocks of heads"],
 )
 def test_kernel_writes_what_the_reference_writes(
-    case: Case, half: int, norms: bool, capfd: pytest.CaptureFixture[str]
+    case: Case, half: int, norms: bool, interleaved: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     qkv, rotation, head_norms, inputs = raw_product(
-        case, make(case, jnp.bfloat16), half=half, norms=norms
+        case, make(case, jnp.bfloat16), half=half, norms=norms, interleaved=interleaved
     )
     q, pages = gpu.run(
         qkv,
@@ -69,7 +70,7 @@ def test_kernel_writes_what_the_reference_writes(
 
 @pytest.mark.parametrize(
     ("half", "interleaved", "reason"),
-    [(12, False, "multiple of 8"), (16, True, "side by side")],
+    [(12, False, "multiple of 8"), (18, True, "multiple of 4")],
 )
 def test_kernel_says_what_it_cannot_serve(half: int, interleaved: bool, reason: str) -> None:
     case = Case(((1, 3),), page_size=64, head_dim=64)
