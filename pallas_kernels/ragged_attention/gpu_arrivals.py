@@ -39,6 +39,27 @@ def arrive(counter: Any, ticket: Any) -> None:
     count(counter, ticket)
 
 
+def arrived(counter: Any, ticket: Any) -> None:
+    """How many have come so far, in ticket; what they wrote before is visible from here on."""
+
+    @plgpu.inline_mgpu(arg_types=_REFS)
+    def look(ctx: Any, counter: ir.Value, ticket: ir.Value) -> None:
+        del ctx
+        mgpu.utils.warpgroup_barrier()  # all have read what ticket was before
+        with mgpu.utils.single_thread(scope=mgpu.utils.ThreadSubset.WARPGROUP):
+            before = mgpu.utils.inline_ptx(
+                "ld.acquire.gpu.global.u32 $0, [$1];",
+                mgpu.utils.memref_ptr(counter),
+                result_types=ir.IntegerType.get_signless(32),
+                has_side_effects=True,
+            )
+            memref.store(before, ticket, [])
+        mgpu.utils.warpgroup_barrier()
+        mgpu.utils.inline_ptx("fence.proxy.async;", has_side_effects=True)
+
+    look(counter, ticket)
+
+
 def start_over(counter: Any, ticket: Any) -> None:
     """The last worker sets the counter back to zero for the next kernel."""
 

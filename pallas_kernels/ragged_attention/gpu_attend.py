@@ -7,7 +7,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.ragged_attention.gpu_arrivals import arrive, start_over
+from pallas_kernels.ragged_attention.gpu_arrivals import arrive, arrived, start_over
 from pallas_kernels.ragged_attention.gpu_join import join, store_out, store_part
 from pallas_kernels.ragged_attention.gpu_lines import copy_layout
 from pallas_kernels.ragged_attention.gpu_problem import Problem
@@ -17,13 +17,10 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
     BLOCK0,
     BLOCKS,
     COUNT,
-    ENDED,
     FIRST,
+    FIRST_ITEM,
     HEAD,
-    ITEM,
     LAST_ENDED,
-    LAST_HEAD,
-    LAST_ITEM,
     SEEN,
     SEGMENTS,
     TOKEN,
@@ -81,19 +78,34 @@ class _Item(NamedTuple):
         return spread(jnp.minimum(one, left), BLOCK)
 
 
+class _Parts(NamedTuple):
+    """A row that lies with the workers from began to ended; begins: this worker has its first
+    part; token, tokens, head: what it is a row of.
+    """
+
+    began: Any
+    ended: Any
+    begins: Any
+    token: Any
+    tokens: Any
+    head: Any
+
+
 def attend(at: Worker) -> None:
-    """Walk the worker's run, join the cut rows that it finishes last, and fill padding."""
+    """Walk the worker's run, and fill padding."""
     refs, kv_heads = at.refs, at.problem.kv_heads
     walk(refs.items, refs.work, at.number, kv_heads, lambda each: _visit(at, each), known=True)
     if not at.problem.interpret:
-        _join_cut_rows(at)
+        _join_late(at)
     if at.problem.tokens == 1:  # of batches with longer rows, prefill does it
         _fill_padding(at)
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 def _visit(at: Worker, segment: Segment) -> None:
-    """Attend one segment, and begin to write what comes of it."""
+    """Attend one segment, and begin to write what comes of it: a row, or a part of one, which the
+    worker that comes last joins with the others.
+    """
     refs, problem, pair = at.refs, at.problem, at.pair
     columns = (TOKEN, TOKENS, SEEN, FIRST)
     token, tokens, seen, first = (segment.columns[each] for each in columns)
@@ -118,39 +130,62 @@ def _visit(at: Worker, segment: Segment) -> None:
     @pl.when(~whole)
     def _store_part() -> None:
         began = jnp.where(begins, at.number, refs.work[at.number, BEGAN])
-        store_part(problem, refs, pair, began + at.number, tokens, state)
+        if problem.interpret:
+            store_part(problem, refs, pair, began + at.number, tokens, state)
+            return
+        goes_on = segment.block + segment.count < segment.columns[BLOCKS]
+        ended = jnp.where(goes_on, refs.work[at.number, LAST_ENDED], at.number)
+        parts = _Parts(began, ended, begins, token, tokens, segment.head)
+        _contribute(at, parts, state)
 
 
-def _join_cut_rows(at: Worker) -> None:
-    """Count this worker in where its first and its last segment are parts of rows, and join the
-    rows of which no part is missing then.
+def _contribute(at: Worker, row: _Parts, state: Softmax) -> None:
+    """Store a part for the others; or, where all of them are there, join them with it.
+
+    A row's first part is the end of a worker's run, the others the beginnings of later workers':
+    mostly it comes last, and never leaves the registers. Where a later one comes last, and its run
+    goes on, the ring is in use: it joins at the end.
     """
-    problem, refs, number = at.problem, at.refs, at.number
-    first = (BLOCK0, COUNT, SEGMENTS, BEGAN, ENDED, ITEM, HEAD)
-    block, count, segments, began, ended, item, head = (refs.work[number, c] for c in first)
-    last = (LAST_ENDED, LAST_ITEM, LAST_HEAD)
-    last_ended, last_item, last_head = (refs.work[number, column] for column in last)
-    continues = (count > 0) & (block > 0)
-    goes_on = (count > 0) & (last_ended > number) & ~(continues & (segments == 1))
+    problem, refs, pair = at.problem, at.refs, at.pair
+    early = ~row.begins & (refs.work[at.number, SEGMENTS] > 1)
+    counter, ticket = refs.arrivals.at[row.ended], refs.ticket.at[early.astype(jnp.int32), pair]
+    others = row.ended - row.began
+    arrived(counter, ticket)
+    at_hand = row.begins & (refs.ticket[0, pair] == others)
 
-    @pl.loop(0, 2)
-    def _end(side: Any) -> None:
-        @pl.when(jnp.where(side == 0, continues, goes_on))
-        def _count_in() -> None:
-            plgpu.wait_smem_to_gmem(0)  # the parts have arrived
-            begin = jnp.where(side == 0, began, number)
-            end = jnp.where(side == 0, ended, last_ended)
-            counter, ticket = refs.arrivals.at[end], refs.ticket.at[at.pair]
-            arrive(counter, ticket)
+    @pl.when(~at_hand)
+    def _store() -> None:
+        store_part(problem, refs, pair, row.began + at.number, row.tokens, state)
+        plgpu.wait_smem_to_gmem(0)  # the part has arrived
+        arrive(counter, ticket)
 
-            @pl.when(refs.ticket[at.pair] == end - begin)
-            def _last() -> None:
-                start_over(counter, ticket)
-                joined = join(problem, refs, at.pair, at.slots, begin, end)
-                which = jnp.where(side == 0, item, last_item)
-                token, tokens = refs.items[which, TOKEN], refs.items[which, TOKENS]
-                mine = jnp.where(side == 0, head, last_head)
-                store_out(problem, refs, at.pair, token, tokens, mine, joined)
+    @pl.when(~early & (refs.ticket[0, pair] == others))
+    def _last() -> None:
+        keep = jnp.where(at_hand, 1.0, 0.0)
+        own = Softmax(state.out * keep, state.top * keep + MASKED * (1 - keep), state.total * keep)
+        _join(at, row, at_hand.astype(jnp.int32), own)
+
+
+def _join(at: Worker, row: _Parts, first: Any, state: Softmax) -> None:
+    """Finish a row: its parts from this one on join the state."""
+    problem, refs, pair = at.problem, at.refs, at.pair
+    start_over(refs.arrivals.at[row.ended], refs.ticket.at[0, pair])
+    number, count = 2 * row.began + first, row.ended - row.began - first + 1
+    joined = join(problem, refs, pair, at.slots, number, count, state)
+    store_out(problem, refs, pair, row.token, row.tokens, row.head, joined)
+
+
+def _join_late(at: Worker) -> None:
+    """Join the row that the worker's first segment was the last part of, if it came last."""
+    refs, number = at.refs, at.number
+    columns = (BLOCK0, COUNT, SEGMENTS, BEGAN, HEAD, FIRST_ITEM + TOKEN, FIRST_ITEM + TOKENS)
+    block, count, segments, began, head, token, tokens = (refs.work[number, c] for c in columns)
+    early = (count > 0) & (block > 0) & (segments > 1)
+
+    @pl.when(early & (refs.ticket[1, at.pair] == number - began))
+    def _last() -> None:
+        row = _Parts(began, number, jnp.bool_(False), token, tokens, head)
+        _join(at, row, 0, fresh(at.problem.head_dim))
 
 
 def _load_queries(at: Worker, token: Any, head: Any) -> None:

@@ -127,10 +127,10 @@ def _launch(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
         "full": plgpu.Barrier(num_barriers=slots),
         "free": plgpu.Barrier(num_barriers=slots),
         "ready": plgpu.Barrier(num_arrivals=problem.tokens, num_barriers=plan.pairs),
-        "ticket": plgpu.SMEM((plan.pairs,), jnp.int32),
+        "ticket": plgpu.SMEM((2, plan.pairs), jnp.int32),
     }
 
-    def body(*refs: Any) -> None:
+    def ragged_decode(*refs: Any) -> None:
         given = SimpleNamespace(**dict(zip([*named, *scratch], refs, strict=True)))
         warpgroup = lax.axis_index("warpgroup")
         pair = lax.rem(warpgroup, jnp.int32(plan.pairs))
@@ -150,7 +150,7 @@ def _launch(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
             _stream(worker)
 
     plgpu.kernel(
-        body,
+        ragged_decode,
         scratch_types=list(scratch.values()),
         grid=(plan.workers // plan.pairs,),
         grid_names=("sm",),

@@ -84,14 +84,16 @@ def store_part(
     plgpu.copy_smem_to_gmem(refs.logs.at[0, pair, held], refs.weights.at[place])
 
 
-def join(problem: Problem, refs: Any, pair: Any, slots: int, began: Any, ended: Any) -> Softmax:
-    """The softmax of a row whose parts lie with the workers from began to ended.
+def join(
+    problem: Problem, refs: Any, pair: Any, slots: int, first: Any, count: Any, state: Softmax
+) -> Softmax:
+    """The softmax that goes on from this one with so many parts of a row, from number `first`.
 
     It uses the worker's ring, through which all blocks have gone: while one tile of parts is
     attended, as many as it holds are on their way.
     """
     group, head_dim = problem.part_rows, problem.head_dim
-    rows = (ended - began + 1) * group
+    rows = count * group
     steps = (rows + ROWS - 1) // ROWS
     stages = slots // 2
 
@@ -102,7 +104,7 @@ def join(problem: Problem, refs: Any, pair: Any, slots: int, began: Any, ended: 
 
     def fetch(index: Any) -> None:
         tiles, logs, fetched = stage(index)
-        place = pl.ds(pl.multiple_of(2 * began * group + index * ROWS, 8), ROWS)
+        place = pl.ds(pl.multiple_of(first * group + index * ROWS, 8), ROWS)
         for side, tile in enumerate(tiles):
             plgpu.copy_gmem_to_smem(refs.parts.at[side, place], tile, fetched)
         plgpu.copy_gmem_to_smem(refs.weights.at[place], logs, fetched)
@@ -126,7 +128,7 @@ def join(problem: Problem, refs: Any, pair: Any, slots: int, began: Any, ended: 
         return state._replace(out=out)
 
     pl.loop(0, jnp.minimum(steps, stages))(fetch)
-    return lax.fori_loop(0, steps, some, fresh(head_dim))
+    return lax.fori_loop(0, steps, some, state)
 
 
 def store_out(
@@ -166,7 +168,9 @@ def join_ended(problem: Problem, refs: Any, worker: Any, slots: int) -> None:
 
     @pl.when((block > 0) & (refs.work[worker, COUNT] >= rest))
     def _join() -> None:
-        state = join(problem, refs, 0, slots, refs.work[worker, BEGAN], worker)
+        began = refs.work[worker, BEGAN]
+        parts = 2 * began, worker - began + 1
+        state = join(problem, refs, 0, slots, *parts, fresh(problem.head_dim))
         token, tokens = refs.items[item, TOKEN], refs.items[item, TOKENS]
         store_out(problem, refs, 0, token, tokens, head, state)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)

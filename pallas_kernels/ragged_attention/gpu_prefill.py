@@ -109,7 +109,7 @@ def prefill(
         if per_head is not None:
             named[name] = per_row(per_head, problem)
 
-    def body(*refs: Any) -> None:
+    def ragged_prefill(*refs: Any) -> None:
         given = dict(zip(named, refs, strict=False))
         scratch = ("lines", "queries", "ring", "full", "free", "ready", "read", "turn", "cleared")
         given.update(zip(scratch, refs[len(named) :], strict=True))
@@ -119,7 +119,7 @@ def prefill(
         pl.when(worker == _WORKERS)(lambda: _stream(problem, plan, given, sm))
 
     plgpu.kernel(
-        body,
+        ragged_prefill,
         scratch_types=[
             plgpu.SMEM((_WORKERS, plan.lines, *line_shape(problem)), problem.dtype),
             swizzled(ROWS, problem.head_dim, problem.dtype, (_WORKERS,)),

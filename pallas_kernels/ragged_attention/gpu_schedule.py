@@ -27,12 +27,12 @@ class Schedule(NamedTuple):
     """items: token, row, seen, first block, tokens, number of blocks. work: see `schedule`."""
 
     items: Int[Array, "items 6"]
-    work: Int[Array, "workers 16"]
+    work: Int[Array, "workers 14"]
 
 
 TOKEN, ROW, SEEN, FIRST, TOKENS, BLOCKS = range(6)
-ITEM, HEAD, BLOCK0, COUNT, SEGMENTS, BEGAN, ENDED, LAST_ITEM, LAST_HEAD, LAST_ENDED = range(10)
-FIRST_ITEM = 10  # and the columns behind it
+ITEM, HEAD, BLOCK0, COUNT, SEGMENTS, BEGAN, ENDED, LAST_ENDED = range(8)
+FIRST_ITEM = 8  # and the columns behind it
 
 
 def schedule(
@@ -51,9 +51,8 @@ def schedule(
     cut either where rows are of one length, if that makes no run longer than even ones by a 16th.
 
     work columns: the item, KV head and block where the run begins, its number of blocks, the number
-    of (item, head) segments it touches, the workers in which its first segment began and ends, and
-    the item and head of its last segment with the worker in which that ends; then the columns of
-    the first item.
+    of (item, head) segments it touches, the workers in which the row of its first segment began
+    and ends, and that in which its last segment's row ends; then the columns of the first item.
     """
     tokens = queries.tokens
     if tokens is None:
@@ -103,7 +102,7 @@ def schedule(
     columns = [
         *(item, head, block, count, jnp.where(count > 0, segments, 0)),
         *(holder(start - block), holder(start - block + size - 1)),
-        *(last_item, last_head, holder(last - last_block + last_size - 1)),
+        holder(last - last_block + last_size - 1),
     ]
     work = jnp.concatenate([jnp.stack(columns, axis=1), items[item]], axis=1)
     return Schedule(items=items.astype(jnp.int32), work=work.astype(jnp.int32))
