@@ -16,9 +16,8 @@ from jaxgen_models.layers.linear import project
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary
 from pallas_kernels.dispatch import target_platform
-from pallas_kernels.latent_attention import attend_latents, latent_attention
+from pallas_kernels.latent_attention import latent_attention
 from pallas_kernels.latent_attention.unabsorbed import attend_unabsorbed, can_expand
-from pallas_kernels.latent_heads import LatentNorm, can_make_heads, latent_heads
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import RaggedRows
 
@@ -57,22 +56,14 @@ class LatentAttention(nnx.Module):
         pages: LatentPages,
         rows: RaggedRows,
     ) -> tuple[Float[Array, "tokens model"], LatentPages]:
-        queries, hidden = self._projected(x)
-        up = self.latent_up[...]
-        head = self.plain + self.rotated
-        q = queries[:, : up.shape[0] * head].reshape(x.shape[0], -1, head)
-        expands = can_expand(q, pages, rows, latent=self.latent)
-        made = not expands and can_make_heads(queries, up, pages, plain=self.plain)
-        if made and rotary is not None:
-            values, pages = self._attend_made(queries, hidden, rotary, pages, rows)
-            return self._output(values), pages
+        q, latent, key = self._projected(x)
         plain, turning = q[..., : self.plain], q[..., self.plain :]
-        width = self.latent + self.rotated
-        latent, key = hidden[:, -width : -self.rotated], hidden[:, None, -self.rotated :]
+        key = key[:, None, :]
         if rotary is not None:
             turning, key = rotary(turning), rotary(key)
         new = jnp.concatenate([self.latent_norm(latent), key[:, 0]], axis=-1)
-        if expands:
+        up = self.latent_up[...]
+        if can_expand(q, pages, rows, latent=self.latent):
             q = jnp.concatenate([plain, turning], axis=-1)
             values, pages = attend_unabsorbed(q, new, pages, rows, up, scale=self.scale)
         else:
@@ -86,48 +77,26 @@ class LatentAttention(nnx.Module):
                 scale=self.scale,
             )
             values = _per_head("thl,hvl->thv", out, up[:, self.plain :])
-        return self._output(values), pages
-
-    def _attend_made(
-        self,
-        queries: Float[Array, "tokens queries"],
-        hidden: Float[Array, "tokens hidden"],
-        rotary: Rotary,
-        pages: LatentPages,
-        rows: RaggedRows,
-    ) -> tuple[Float[Array, "tokens heads value"], LatentPages]:
-        """Values where one kernel makes all that attention needs."""
-        up = self.latent_up[...]
-        made, pages = latent_heads(
-            queries,
-            hidden,
-            up,
-            pages,
-            rows,
-            plain=self.plain,
-            norm=LatentNorm(self.latent_norm.weight[...], _LATENT_EPS),
-            rotation=rotary.rotation(),
-        )
-        out = attend_latents(made, pages, rows, latent=self.latent, scale=self.scale)
-        return _per_head("thl,hvl->thv", out, up[:, self.plain :]), pages
-
-    def _output(self, values: Float[Array, "tokens heads value"]) -> Float[Array, "tokens model"]:
         weight = self.out[...]
-        out = project(values.reshape(values.shape[0], -1), weight.reshape(weight.shape[0], -1))
+        out = project(values.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))
         out = sum_shards(out)
-        return out if self.out_bias is None else out + self.out_bias[...]
+        return (out if self.out_bias is None else out + self.out_bias[...]), pages
 
-    def _projected(self, x: Float[Array, "tokens model"]) -> tuple[Array, Array]:
-        """What begins with the queries of all heads, and what ends with the latent and the key."""
+    def _projected(self, x: Float[Array, "tokens model"]) -> tuple[Array, Array, Array]:
+        """Queries [tokens, heads, plain + rotated], latent [tokens, latent], key
+        [tokens, rotated].
+        """
         hidden = project(x, self.project_in[...])
         if self.in_bias is not None:
             bias = self.in_bias[...]
             hidden = hidden.at[:, hidden.shape[1] - bias.shape[0] :].add(bias)
-        if self.q_norm is None or self.q_up is None:
-            return hidden, hidden
-        up = self.q_up[...]
-        narrow = hidden[:, : -self.latent - self.rotated]
-        return project(self.q_norm(narrow), up.reshape(-1, up.shape[-1])), hidden
+        width = self.latent + self.rotated
+        q, latent = hidden[:, :-width], hidden[:, -width:]
+        if self.q_norm is not None and self.q_up is not None:
+            up = self.q_up[...]
+            q = project(self.q_norm(q), up.reshape(-1, up.shape[-1]))
+        q = q.reshape(x.shape[0], -1, self.plain + self.rotated)
+        return q, latent[:, : self.latent], latent[:, self.latent :]
 
 
 def _per_head(equation: str, x: Array, weight: Array) -> Array:
