@@ -8,7 +8,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,34 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgen.bench.kernels.rows import shuffled_rows as batch
+from jaxgen.bench.kernels.timing import Chain
 from pallas_kernels.pages import KVPages, RaggedRows
 from pallas_kernels.ragged_attention import gpu, reference
 
 RESULTS: list[dict[str, Any]] = []
-
-
-def batch(lengths: list[tuple[int, int]], page: int, spare: int = 0) -> tuple[RaggedRows, int]:
-    """Rows with shuffled pages, and the number of pages; spare: rows of padding."""
-    rng = np.random.default_rng(0)
-    blocks = [-(-kv // page) for _, kv in lengths]
-    ids = rng.permutation(sum(blocks) + 5)
-    table = np.full((len(lengths) + spare, max(blocks)), 2**30, np.int32)
-    used = 0
-    for row, count in enumerate(blocks):
-        table[row, :count] = ids[used : used + count]
-        used += count
-    queries = [q for q, _ in lengths]
-    starts = np.cumsum([0, *queries])[:-1]
-    pad = [0] * spare
-    rows = RaggedRows(
-        *(
-            jnp.asarray([*each, *pad], jnp.int32)
-            for each in (starts, queries, [kv for _, kv in lengths])
-        ),
-        block_table=jnp.asarray(table),
-        num_rows=jnp.int32(len(lengths)),
-    )
-    return rows, len(ids)
 
 
 def arrays(
@@ -150,31 +127,22 @@ CHECKS = DECODE_CHECKS | FEW_CHECKS | PREFILL_CHECKS
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A compiled chain of calls, and what one call does: `amount` bytes or operations."""
+class Rate:
+    """A chain of calls, and what one call does: `amount` bytes or operations."""
 
-    name: str
-    run: Callable[..., Any]
-    args: tuple[Any, ...]
-    calls: int
+    chain: Chain
     amount: float
     unit: str
 
     def measure(self) -> str:
-        """Median of 9 batches of queued runs: the host prepares one while another runs."""
-        jax.block_until_ready(self.run(*self.args))
-        times = []
-        for _ in range(9):
-            start = time.perf_counter()
-            jax.block_until_ready([self.run(*self.args) for _ in range(QUEUED)])
-            times.append((time.perf_counter() - start) / self.calls / QUEUED * 1e6)
+        """A line; RESULTS gets more."""
+        times = [1e6 * seconds for seconds in self.chain.seconds()]
         us = float(np.median(times))
         rate = self.amount / us / 1e6
-        RESULTS.append({"name": self.name, "us": us, self.unit: rate, "all_us": times})
-        return f"{self.name}: {us:.1f} us, {rate:.2f} {self.unit}"
+        RESULTS.append({"name": self.chain.name, "us": us, self.unit: rate, "all_us": times})
+        return f"{self.chain.name}: {us:.1f} us, {rate:.2f} {self.unit}"
 
 
-QUEUED = 6
 NO_OPTIONS = {"window": None, "soft_cap": None, "sinks": None, "alibi": None}
 
 
@@ -188,7 +156,7 @@ def attention_case(
     write: bool = False,
     plans: Any = None,
     compiler_options: dict[str, Any] | None = None,
-) -> Measured:
+) -> Rate:
     """Calls of attention, with the KV write or alone, each on the outputs of the one before. The
     amount is that of keys and values read, or of operations where rows have many tokens.
     """
@@ -207,12 +175,12 @@ def attention_case(
     run = jax.jit(chain).lower(*args).compile(compiler_options=compiler_options)
     if all(n <= 16 for n, _ in lengths):
         moved = sum(kv for _, kv in lengths) * kv_heads * dim * 2 * 2
-        return Measured(name, run, args, calls, moved, "TB/s")
+        return Rate(Chain(name, run, args, calls), moved, "TB/s")
     flops = 4 * heads * dim * sum(n * kv - n * n / 2 for n, kv in lengths)
-    return Measured(name, run, args, calls, flops, "TFLOP/s")
+    return Rate(Chain(name, run, args, calls), flops, "TFLOP/s")
 
 
-def read_case() -> Measured:
+def read_case() -> Rate:
     """Sums of 2 GiB: the read bandwidth to compare with."""
     x = jax.random.normal(jax.random.key(0), (1 << 30,), jnp.bfloat16)
 
@@ -222,10 +190,10 @@ def read_case() -> Measured:
             total = total + (x + total.astype(x.dtype) * i).astype(jnp.float32).sum()
         return total
 
-    return Measured("read", jax.jit(chain).lower(x).compile(), (x,), 4, 2**31, "TB/s")
+    return Rate(Chain("read", jax.jit(chain).lower(x).compile(), (x,), 4), 2**31, "TB/s")
 
 
-def product_case() -> Measured:
+def product_case() -> Rate:
     """bf16 products of 8192 x 8192 matrices: the matrix rate to compare with."""
     a, b = (jax.random.normal(jax.random.key(i), (8192, 8192), jnp.bfloat16) for i in (1, 2))
 
@@ -235,7 +203,7 @@ def product_case() -> Measured:
         return a
 
     run = jax.jit(chain).lower(a, b).compile()
-    return Measured("product", run, (a, b), 4, 2 * 8192**3, "TFLOP/s")
+    return Rate(Chain("product", run, (a, b), 4), 2 * 8192**3, "TFLOP/s")
 
 
 SHAPES: dict[str, list[tuple[int, int]]] = {

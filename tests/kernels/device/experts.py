@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgen.bench.kernels.timing import Chain
 from pallas_kernels.expert_mlp import SharedExpert, gpu
 
 RESULTS: list[dict[str, Any]] = []
@@ -167,33 +168,21 @@ def check(
     return f"{'ok  ' if fine else 'FAIL'} {name}: error {error:.2e}"
 
 
-QUEUED = 6
-
-
 @dataclass(frozen=True)
-class Measured:
-    """A compiled chain of calls, and the time that its bytes or operations must take."""
+class Share:
+    """A chain of calls, and the time that the bytes or operations of one must take."""
 
-    name: str
-    run: Callable[..., Any]
-    args: tuple[Any, ...]
-    calls: int
+    chain: Chain
     touched: float
     roofline_us: float
 
     def measure(self) -> str:
-        """Median of 9 batches of queued runs: the host prepares one while another runs."""
-        jax.block_until_ready(self.run(*self.args))
-        times = []
-        for _ in range(9):
-            start = time.perf_counter()
-            jax.block_until_ready([self.run(*self.args) for _ in range(QUEUED)])
-            times.append((time.perf_counter() - start) / self.calls / QUEUED * 1e6)
-        us = float(np.median(times))
+        """A line; RESULTS gets more."""
+        us = 1e6 * float(np.median(self.chain.seconds()))
         share = self.roofline_us / us
-        RESULTS.append({"name": self.name, "us": us, "roofline_us": self.roofline_us})
+        RESULTS.append({"name": self.chain.name, "us": us, "roofline_us": self.roofline_us})
         return (
-            f"{self.name}: {us:.1f} us, {self.touched:.1f} experts, roofline "
+            f"{self.chain.name}: {us:.1f} us, {self.touched:.1f} experts, roofline "
             f"{self.roofline_us:.1f} us, {100 * share:.0f}%"
         )
 
@@ -205,7 +194,7 @@ def timing(
     tokens: int,
     plan: gpu.ExpertsPlan | None = None,
     routing: str = "random",
-) -> Measured:
+) -> Share:
     """Calls on the outputs of the one before, each with its own routing."""
     calls = 8 if tokens < 1024 else 2
     rng = np.random.default_rng(0)
@@ -229,10 +218,10 @@ def timing(
     rate = 2 * tokens * (shape.top_k + parts) * weights_of_one / MATRIX_RATE
     roofline = max(moved / BANDWIDTH, rate) * 1e6
     run = jax.jit(chain).lower(*args).compile()
-    return Measured(name, run, args, calls, touched, roofline)
+    return Share(Chain(name, run, args, calls), touched, roofline)
 
 
-def kernels(cases: list[Measured]) -> None:
+def kernels(cases: list[Chain]) -> None:
     """Time of every kernel of each case, from one trace: pauses tell the cases apart."""
     folder = tempfile.mkdtemp()
     with jax.profiler.trace(folder):
@@ -279,7 +268,7 @@ def main() -> None:
             for case in cases:
                 print(case.measure(), flush=True)
             if options.profile:
-                kernels(cases)
+                kernels([case.chain for case in cases])
     if options.json:
         Path(options.json).write_text(json.dumps(RESULTS, indent=1))
 

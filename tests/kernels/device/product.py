@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgen.bench.kernels.timing import median_call_seconds
 from pallas_kernels.product import gpu, reference
 from pallas_kernels.product.checks import ProductProblem, check
 from pallas_kernels.product.gpu_plan import Plan, choose, fit
@@ -34,7 +35,6 @@ SHAPES = {  # parts, outputs, inputs
     "llama-8b logits": (1, 128256, 4096),
 }
 TOKENS = (1, 16, 32, 64, 128, 256)
-QUEUED = 6
 _ROUNDS = 2
 
 
@@ -73,14 +73,9 @@ class Work:
         return jax.jit(chain).lower(self.x, self.weights).compile()
 
     def seconds(self, chain: Callable[..., Any]) -> float:
-        """Of one product: median of 7 batches of queued chains."""
-        jax.block_until_ready(chain(self.x, self.weights))
-        times = []
-        for _ in range(7):
-            start = time.perf_counter()
-            jax.block_until_ready([chain(self.x, self.weights) for _ in range(QUEUED)])
-            times.append(time.perf_counter() - start)
-        return float(np.median(times)) / QUEUED / len(self.weights)
+        """Of one product."""
+        run = lambda: chain(self.x, self.weights)
+        return median_call_seconds(run, len(self.weights), batches=7)
 
     def rates(self, seconds: float) -> str:
         """Bytes of the weight and operations in that time."""
