@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 FAST := -q -m "not slow and not device and not browser"
+# Two processes: XLA compiles in threads, Python between compiles does not. worksteal hands each a run of
+# tests that lie together, so that what modules share is built once.
+TWICE := -n 2 --dist worksteal
 OLDEST_JAX := $(shell sed -n 's/^ *"jax>=\(.*\)",$$/\1/p' pyproject.toml)
 export PROMPT ?= Explain in two sentences why the sky is blue.
 
@@ -23,7 +26,7 @@ demo: venv ## answer a chat prompt with a real model, on CPU; PROMPT="..." asks 
 	.venv/bin/jaxgen chat "$$model" --prompt "$$PROMPT"
 
 test: venv ## the fast tests
-	.venv/bin/python -m pytest $(FAST)
+	.venv/bin/python -m pytest $(FAST) $(TWICE)
 
 test-all: venv ## every test that needs no accelerator, the long ones included
 	.venv/bin/python -m pytest -q -m "not device"
@@ -39,7 +42,7 @@ test-browser: venv ## the status page in a real browser
 # What never meets JAX is not run twice, nor what varies options over one set of layers.
 HOST_ONLY := architecture notebooks cli text ragged schedule serving deployments bench topologies checkpoints/readers families
 test-oldest: .venv-oldest/.installed ## the fast tests on the oldest JAX that pyproject.toml allows
-	.venv-oldest/bin/python -m pytest $(FAST) $(HOST_ONLY:%=--ignore=tests/%)
+	.venv-oldest/bin/python -m pytest $(FAST) $(TWICE) $(HOST_ONLY:%=--ignore=tests/%)
 
 .venv-oldest/.installed: pyproject.toml scripts/make_venv.sh
 	@scripts/make_venv.sh .venv-oldest -e '.[test]' 'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)'
