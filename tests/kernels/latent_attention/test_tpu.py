@@ -2,7 +2,9 @@
 
 import warnings
 from dataclasses import replace
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,8 +121,12 @@ def test_what_it_cannot_serve_it_says(changes, reason):
 def test_pages_of_8_fall_back_with_one_warning():
     inputs = make(CASES["mixed"], jnp.bfloat16)
     args = inputs.q, inputs.new, inputs.pages, inputs.rows
+
+    def trace():
+        jax.eval_shape(partial(latent_attention, latent=24, scale=0.2), *args)
+
     with pytest.warns(dispatch.FallbackWarning, match="page size must be a multiple of 16"):
-        latent_attention(*args, latent=24, scale=0.2)
+        trace()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        latent_attention(*args, latent=24, scale=0.2)
+        trace()
