@@ -9,17 +9,15 @@ weights are read, beside XLA's own.
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
+from jaxgen.bench.kernels.timing import median_call_seconds  # noqa: E402
 from pallas_kernels.layer_chain import ChainWeights, chain_state, layer_chain  # noqa: E402
 from tests.kernels.layer_chain.conformance import difference, make, oracle  # noqa: E402
 
@@ -68,17 +66,6 @@ def random_layer(key: jax.Array) -> ChainWeights:
     )
 
 
-def measure(run: Callable, queued: int = 10, repeats: int = 5) -> float:
-    """Seconds of one call, many queued at a time; the median."""
-    jax.block_until_ready([run() for _ in range(3)])
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready([run() for _ in range(queued)])
-        times.append((time.perf_counter() - start) / queued)
-    return float(np.median(times))
-
-
 def clock(rows: int, layers: list[ChainWeights], implementation: str) -> None:
     """Time of a chain of layers."""
 
@@ -93,7 +80,7 @@ def clock(rows: int, layers: list[ChainWeights], implementation: str) -> None:
 
     x = jax.random.normal(jax.random.key(rows), (rows, LLAMA_8B["model"]), jnp.bfloat16)
     run = jax.jit(chain).lower(x, layers).compile()
-    seconds = measure(lambda: run(x, layers)) / len(layers)
+    seconds = median_call_seconds(lambda: run(x, layers), len(layers), queued=10, batches=5)
     read = sum(leaf.nbytes for leaf in jax.tree.leaves(layers[0]))
     print(
         f"{implementation} rows {rows}: {seconds * 1e6:.1f} us a layer, "
