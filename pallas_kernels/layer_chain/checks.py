@@ -22,7 +22,8 @@ class ChainWeights:
 
     out [model, inner], mlp_norm [model], gate_up [2, ffn, model], down [model, ffn]; and of the
     next layer next_norm [model], qkv [fused, model] and where it has one qkv_bias [fused], None
-    after the last layer.
+    after the last layer. ahead: any weight that is read soon after, of which some may be brought
+    near; the results are the same without it.
     """
 
     out: Leaf
@@ -32,6 +33,7 @@ class ChainWeights:
     next_norm: Leaf = None
     qkv: Leaf = None
     qkv_bias: Leaf = None
+    ahead: Leaf = None
 
 
 @dataclass(frozen=True, slots=True)

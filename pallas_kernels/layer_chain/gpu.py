@@ -101,6 +101,8 @@ def _run(
         vector = getattr(weights, name)
         if vector is not None:
             named[name] = vector.reshape(PARTS, -1)
+    if weights.ahead is not None and not problem.interpret:
+        named["ahead"] = weights.ahead.reshape(-1)
     results = {}
     for stage in problem.stages:
         shape = (problem.rows * PARTS, stage.outer // PARTS)

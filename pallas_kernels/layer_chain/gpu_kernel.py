@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.layer_chain.gpu_ahead import bring_near
 from pallas_kernels.layer_chain.gpu_barrier import meet
 from pallas_kernels.layer_chain.gpu_norm import norm_weights, normalise
 from pallas_kernels.layer_chain.gpu_plan import PARTS, TILE, UNIT, Plan, Problem, Stage
@@ -100,6 +101,9 @@ def _stream(problem: Problem, plan: Plan, refs: Any) -> None:
                 )
 
         done += (last - first) * stage.passes * steps
+
+    if "ahead" in vars(refs):
+        bring_near(refs.ahead, plan.blocks)
 
     @pl.loop(jnp.maximum(done - slots, 0), done)  # every release must be seen before the end
     def _drain(use: Any) -> None:

@@ -75,7 +75,7 @@ class Attention(nnx.Module):
         pages: KVPages,
         rows: RaggedRows,
     ) -> tuple[Float[Array, "tokens model"], KVPages]:
-        out, pages = self._attend(self._product(x), rotary, pages, rows)
+        out, pages = self.attend(self.fused_heads(x), rotary, pages, rows)
         weight = self.out[...]
         out = project(out.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))
         out = sum_shards(out)
@@ -86,14 +86,17 @@ class Attention(nnx.Module):
     ) -> Float[Array, "heads ..."]:
         return local_alibi(alibi, rows.block_table.shape[1] * pages.page_size)
 
-    def _attend(
+    def attend(
         self,
         qkv: Float[Array, "tokens slots places head"],
         rotary: Rotary | None,
         pages: KVPages,
         rows: RaggedRows,
     ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
-        """From the product to what attention gives: in one kernel where there is one."""
+        """From `fused_heads` to what every query head gathers, and the pages with the new tokens.
+
+        One kernel turns, writes and attends where there is one.
+        """
         options: dict[str, Any] = {
             "window": self.window,
             "soft_cap": self.soft_cap,
@@ -140,7 +143,9 @@ class Attention(nnx.Module):
             offset=float(isinstance(q_norm, OffsetRMSNorm)),
         )
 
-    def _product(self, x: Float[Array, "tokens model"]) -> Float[Array, "tokens slots places head"]:
+    def fused_heads(
+        self, x: Float[Array, "tokens model"]
+    ) -> Float[Array, "tokens slots places head"]:
         """[tokens, slots, group + 2, head]: of each KV slot its queries, its key, its value."""
         weight = self.qkv[...]
         rows, head, model = weight.shape

@@ -38,8 +38,9 @@ class Link:
 
     def weights(self, following: "Link | None") -> ChainWeights:
         """From this layer's attention to the following one's."""
-        out, qkv, bias = self.attention.out[...], None, None
+        out, qkv, bias, ahead = self.attention.out[...], None, None, None
         if following is not None:
+            ahead = following.attention.out[...]  # memory is idle while few rows attend
             qkv = following.attention.qkv[...]
             qkv = qkv.reshape(-1, qkv.shape[-1])
             if following.attention.qkv_bias is not None:
@@ -52,6 +53,7 @@ class Link:
             next_norm=None if following is None else following.attention_norm.weight[...],
             qkv=qkv,
             qkv_bias=bias,
+            ahead=ahead,
         )
 
     @property
@@ -90,13 +92,13 @@ def run_chain(
 ) -> tuple[list[Float[Array, "tokens model"]], list[LayerPages]]:
     """What each layer gives, as if they were called one after the other."""
     first = links[0]
-    fused = first.attention._product(first.attention_norm(x))
+    fused = first.attention.fused_heads(first.attention_norm(x))
     state = chain_state()
     seen, written = [], []
     for one, following, call in zip(links, [*links[1:], None], calls, strict=True):
         attention = one.attention
         heads = fused.reshape(x.shape[0], -1, attention.group + 2, attention.qkv.shape[1])
-        attended, pages = attention._attend(heads, *call)
+        attended, pages = attention.attend(heads, *call)
         x, ahead, state = layer_chain(
             attended.reshape(x.shape[0], -1),
             x,

@@ -95,6 +95,7 @@ def _shapes(model: int, ffn: int, fused: int, rows: int) -> tuple:
         down=shape(model, ffn),
         next_norm=shape(model),
         qkv=shape(fused, model),
+        ahead=shape(model, model),
     )
     return shape(rows, model), shape(rows, model), weights, chain_state()
 
