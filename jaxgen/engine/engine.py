@@ -160,9 +160,9 @@ class InferenceEngine:
 
     def forget_everything(self) -> None:
         """Flushes every sequence and begins with an empty cache, as after a step that died."""
-        for uid in list(self.state.uids):
-            self.flush(uid)
-        self.reset_prefix_cache()
+        for uid in self.state.uids:
+            self._replay.forget(uid)
+        self.state.reset()  # not sequence by sequence: an interrupt may have left one half changed
         self.runner.reset()
 
     def reset_prefix_cache(self) -> None:

@@ -1,8 +1,7 @@
 """The one owner of host state: uid -> sequence -> blocks per cache group.
 
-A step is a transaction: reserve each sequence's tokens, pack and dispatch, then commit; rollback
-if it was not dispatched. What a device still reads may be freed or shared at once, since steps run
-in order.
+A step is a transaction: reserve each sequence's tokens, pack and dispatch, then commit, or rollback.
+What a device still reads may be freed or shared at once, since steps run in order.
 """
 
 from collections.abc import Iterable, Sequence as Items
@@ -51,36 +50,37 @@ class StateManager:
         """
         if not groups or len(groups) != len(num_blocks):
             raise ValueError(
-                "Each cache group needs its number of blocks, got "
-                f"{len(groups)} groups and {len(num_blocks)} numbers."
+                f"{len(groups)} cache groups got {len(num_blocks)} numbers of blocks: one each."
             )
         num_slots = max_tracked if num_slots is None else num_slots
         sizes = (block_size, max_context, max_tracked, num_slots)
         if min(sizes) < 1:
-            raise ValueError(
-                f"block_size, max_context, max_tracked, num_slots must be at least 1, got {sizes}."
-            )
+            names = "block_size, max_context, max_tracked, num_slots"
+            raise ValueError(f"{names} must be at least 1, got {sizes}.")
         self.groups = tuple(groups)
         self.block_size = block_size
         self.max_context = max_context
         self.max_tracked = max_tracked
         self.num_slots = num_slots
-        self.allocators = tuple(BlockAllocator(count) for count in num_blocks)
-        self.tables = tuple(
-            np.full((max_tracked, self.max_blocks), count, dtype=np.int32) for count in num_blocks
-        )
+        self.num_blocks = tuple(num_blocks)
+        shape = (max_tracked, self.max_blocks)
+        self.tables = tuple(np.empty(shape, np.int32) for _ in num_blocks)
         self.prefix_cache = prefix_cache
         self.arrays = SequenceArrays(max_tracked, num_slots, len(groups))
         self._windows = [(g, c.window) for g, c in enumerate(groups) if c.window is not None]
+        self.reset()
+
+    def reset(self) -> None:
+        """Nothing is tracked and every block is free, whatever was half done before."""
+        self.allocators = tuple(BlockAllocator(count) for count in self.num_blocks)
+        for table, count in zip(self.tables, self.num_blocks, strict=True):
+            table.fill(count)
         self._publishing: set[int] = set()
         self._sequences: dict[int, Sequence] = {}
-        self._free_indices = list(range(max_tracked))
-        self._free_slots = list(range(num_slots))
-
-    @property
-    def num_blocks(self) -> tuple[int, ...]:
-        """Blocks of each cache group, free and used."""
-        return tuple(allocator.num_blocks for allocator in self.allocators)
+        self._free_indices = list(range(self.max_tracked))
+        self._free_slots = list(range(self.num_slots))
+        if self.prefix_cache is not None:
+            self.prefix_cache.clear()
 
     @property
     def free_blocks(self) -> tuple[int, ...]:

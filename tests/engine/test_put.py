@@ -147,8 +147,11 @@ def test_a_window_never_holds_more_than_it_needs(engine):
 
 def test_forget_everything_begins_anew(engine):
     first = engine.put([1], [[4, 5, 6]], all_logits=True)
+    engine.state.allocators[0].allocate(2)  # for a sequence that an interrupt kept from owning them
+    engine.state.tables[1][2, 1] = 5
     engine.forget_everything()
     assert engine.free_blocks == [12, 12]
+    engine.state.check()
     np.testing.assert_array_equal(engine.put([1], [[4, 5, 6]], all_logits=True), first)
 
 
