@@ -1,6 +1,6 @@
 """The one owner of host state: uid -> sequence -> blocks per cache group.
 
-A step is a transaction: reserve each sequence's tokens, pack and dispatch, then commit, or rollback.
+A step is a transaction: reserve each sequence's tokens, pack and dispatch, commit or rollback.
 What a device still reads may be freed or shared at once, since steps run in order.
 """
 

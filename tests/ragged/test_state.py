@@ -16,7 +16,7 @@ def manager(windows=(None,), blocks=(8,), **changes):
 
 
 def test_wrong_sizes_are_refused():
-    with pytest.raises(ValueError, match="got 1 groups and 2 numbers"):
+    with pytest.raises(ValueError, match="1 cache groups got 2 numbers of blocks"):
         manager(blocks=(8, 8))
     with pytest.raises(ValueError, match="must be at least 1"):
         manager(max_tracked=0)
