@@ -26,6 +26,7 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
     COUNT,
     FIRST,
     ROW,
+    SEEN,
     Queries,
     Segment,
     schedule,
@@ -33,6 +34,7 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
 )
 from pallas_kernels.ragged_attention.gpu_softmax import ROWS, swizzled
 
+_PIECE = 16  # tokens: the last block of a row is loaded in multiples of it
 _LEAST = 2  # blocks of a run: fewer are not worth another part
 _WHOLE = 4  # blocks of a row that one worker attends sooner than several join their parts
 
@@ -179,25 +181,31 @@ def _launch_join(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> N
 
 
 def page_slice(problem: Problem, table: Any, row: Any, block: Any, head: Any) -> tuple[Any, ...]:
-    """Index of one block of one head in the pages."""
+    """Where one block of one head begins in the pages."""
     per_page = problem.page_size // BLOCK
     page = table[row, block // per_page]
     offset = pl.multiple_of(block % per_page * BLOCK, BLOCK)
-    return page, head, pl.ds(offset, BLOCK)
+    return page, head, offset
 
 
 def _stream(at: Worker) -> None:
     """The loading warpgroup: K and V of every block of the run, in order, as slots come free."""
     problem, refs, slots = at.problem, at.refs, at.slots
 
-    def put(pages: Any, index: Any, use: Any) -> None:
+    def put(pages: Any, index: tuple[Any, ...], left: Any, use: Any) -> None:
         slot = at.slot(use)
 
         @pl.when(use >= slots)
         def _reuse() -> None:
             plgpu.barrier_wait(refs.free.at[slot])
 
-        plgpu.copy_gmem_to_smem(pages.at[index], refs.ring.at[slot], refs.full.at[slot])
+        page, head, offset = index
+        # Of a row's last block only what is needed: the rest is masked, whatever it is.
+        for rows in range(_PIECE, BLOCK + 1, _PIECE):
+            fits = (left > rows - _PIECE) & ((left <= rows) | (rows == BLOCK))
+            source = pages.at[page, head, pl.ds(offset, rows)]
+            target = refs.ring.at[slot, pl.ds(0, rows)]
+            pl.when(fits)(partial(plgpu.copy_gmem_to_smem, source, target, refs.full.at[slot]))
 
     def load(segment: Segment) -> None:
         row = segment.columns[ROW]
@@ -206,8 +214,9 @@ def _stream(at: Worker) -> None:
         @pl.loop(0, segment.count)
         def _block(i: Any) -> None:
             index = page_slice(problem, refs.table, row, first + i, segment.head)
-            put(refs.keys, index, 2 * (segment.done + i))
-            put(refs.values, index, 2 * (segment.done + i) + 1)
+            left = segment.columns[SEEN] - (first + i) * BLOCK
+            put(refs.keys, index, left, 2 * (segment.done + i))
+            put(refs.values, index, left, 2 * (segment.done + i) + 1)
 
     walk(refs.items, refs.work, at.number, problem.kv_heads, load, known=True)
     uses = 2 * refs.work[at.number, COUNT]
