@@ -51,6 +51,7 @@ def vmem_bytes(plan: TPUPlan, model: int, itemsize: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _Problem:
     plan: TPUPlan
+    given: int
     tiles: int
     chunks: int
     gate: Gate
@@ -81,6 +82,7 @@ def serve_tiles(
     tiles = -(-work.expert.shape[0] // plan.parts) * plan.parts
     problem = _Problem(
         plan=plan,
+        given=work.expert.shape[0],
         tiles=tiles,
         chunks=ffn // plan.chunk,
         gate=gate,
@@ -128,6 +130,7 @@ def _grid(problem: _Problem, model: int, dtype: Any) -> pltpu.PrefetchScalarGrid
         tile = i * plan.parts + part
         alive = tile < live[0]
         last = jnp.maximum(live[0] - 1 - part, 0) // plan.parts * plan.parts + part
+        last = jnp.minimum(last, problem.given - 1)  # there may be fewer tiles than parts
         return jnp.where(alive, tile, last), jnp.where(alive, chunk, problem.chunks - 1), alive
 
     def up(part: Any, i: Any, chunk: Any, expert: Any, live: Any) -> tuple[Any, ...]:

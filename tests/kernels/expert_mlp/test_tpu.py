@@ -25,6 +25,7 @@ INTERPRETED = {
     "one": (Case(1, 2, 5), TPUPlan(8, 64, False, 2)),
     "nothing": (Case(0, 2, 4, padding=4), TOGETHER),
     "nothing gathered": (Case(0, 2, 4, padding=4), GATHERED),
+    "a single tile": (Case(1, 1, 1, padding=1), GATHERED),
     "all to one": (Case(40, 1, 6, routing="one", bias=True), replace(GATHERED, rows=16)),
 }
 QUICK = ("own tokens",)
