@@ -47,7 +47,8 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
         tokenizer = checkpoint_tokenizer(checkpoint, vocab_size=vocab, folder=args.tokenizer)
         if tokenizer is None:
             raise RefusedInput("--dataset-name custom needs a tokenizer: give --tokenizer FOLDER")
-    requests = read_dataset(args, lambda: vocab, tokenizer and tokenizer.encode)
+    encode = None if tokenizer is None else tokenizer.encode
+    requests = read_dataset(args, lambda: vocab, encode)
     longest = max(len(request.prompt_ids) + request.output_len for request in requests)
     engine = _engine(args, sequences=256, longest=longest)
     engine.warm_up()

@@ -24,7 +24,6 @@ from jaxgen_models.layers.rotary import Rotary, rotary
 from jaxgen_models.rope_config import RopeConfig
 from pallas_kernels.pages import RaggedRows, TokenPlaces
 
-
 type State = Any
 """nnx.State of a layer; beartype refuses the key type in nnx's own hint."""
 

@@ -47,7 +47,7 @@ def products_case(name: str, shape: Layer, rows: int) -> Case:
 
     def operation(given: Any, carried: Any, implementation: str | None) -> tuple[Any, Any]:  # noqa: ANN401
         x, weights = given
-        options = {"weight_is_input": True, "implementation": implementation}
+        options: Any = {"weight_is_input": True, "implementation": implementation}
         fused = product(x, weights.qkv, **options)
         out = product(x, weights.out, **options)
         hidden = gated_product(x, weights.gate_up, activation="silu", **options)
