@@ -19,6 +19,12 @@ from jaxgen_checkpoints.errors import CheckpointWarning, RefusedInput
 
 DONE, MISMATCH, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
+MEMORY_FRACTION = "0.95"
+"""Of a GPU's memory, for XLA, which takes 75% if nobody says more. What is left is for the driver,
+the programs, and libraries with memory of their own.
+"""
+_MEMORY_SETTINGS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns 0 (done, verified), 1 (mismatch), 2 (refused) or 130 (interrupted).
@@ -27,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     traceback.
     """
     args = build_parser().parse_args(argv)
+    if not any(name in os.environ for name in _MEMORY_SETTINGS):
+        os.environ[_MEMORY_SETTINGS[0]] = MEMORY_FRACTION  # read when JAX meets the device
     command = import_module(f"jaxgen.commands.{args.command}")
     try:
         with _log_to_stderr(), _warnings_as_lines():

@@ -60,7 +60,7 @@ class LLM:
         self.tokenizer: Tokenizer | None = opened.tokenizer
         self.eos_ids: tuple[int, ...] = opened.eos_ids
         self.engine: InferenceEngine = build_engine(
-            load_model(opened.described, config.dtype), config
+            load_model(opened.described, config.dtype, load_format=opened.load_format), config
         )
         self._loop = GenerationLoop(
             self.engine,

@@ -11,7 +11,7 @@ from jaxgen.sampling import SamplingParams
 from jaxgen.schedule.verdict import SchedulingError, SchedulingResult
 from jaxgen.text.checkpoint_tokenizer import checkpoint_tokenizer
 from jaxgen.text.tokenizer import Tokenizer
-from jaxgen_checkpoints.checkpoint import open_checkpoint
+from jaxgen_checkpoints.checkpoint import Checkpoint, open_checkpoint
 from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_models.generation_config import end_token_ids, sampling_defaults
 
@@ -20,7 +20,8 @@ from jaxgen_models.generation_config import end_token_ids, sampling_defaults
 class OpenedModel:
     """A mapped checkpoint with its tokenizer (None if it has none) and generation defaults.
 
-    max_context: tokens of the longest sequence, prompt and output together.
+    max_context: tokens of the longest sequence, prompt and output together. load_format: as
+    `load_model` takes it.
     """
 
     config: EngineConfig
@@ -29,6 +30,7 @@ class OpenedModel:
     eos_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, Any]
     max_context: int
+    load_format: str = "auto"
 
     def need_tokenizer(self) -> Tokenizer:
         """The tokenizer; RefusedInput where the checkpoint has none."""
@@ -61,18 +63,20 @@ class OpenedModel:
 
 
 def open_model(
-    model: str | Path,
+    model: str | Path | Checkpoint,
     config: EngineConfig,
     *,
     tokenizer: str | Path | None = None,
     chat_template: str | None = None,
     policy: PolicyName = None,
+    load_format: str = "auto",
 ) -> OpenedModel:
     """Opens a folder, a .gguf file or a snapshot; RefusedInput for whatever cannot be served.
 
     tokenizer: a folder to take it from instead. chat_template: its text, instead of the model's.
+    load_format: "dummy" will make random weights instead of reading any.
     """
-    checkpoint = open_checkpoint(model)
+    checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model)
     described = describe(
         checkpoint,
         tensor_parallel_size=config.tensor_parallel_size,
@@ -89,4 +93,5 @@ def open_model(
         eos_ids=end_token_ids(checkpoint.generation_config, described.policy.config),
         sampling_defaults=sampling_defaults(checkpoint.generation_config),
         max_context=longest_context(described.policy, config),
+        load_format=load_format,
     )

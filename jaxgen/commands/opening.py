@@ -9,10 +9,13 @@ from typing import Any
 
 import jax
 
+from jaxgen.commands.model_config import read_model_config
 from jaxgen.compile_cache import use_compile_cache
 from jaxgen.config import EngineConfig
+from jaxgen.engine.build import config_checkpoint
 from jaxgen.hub import local_model
 from jaxgen.opened import OpenedModel, open_model
+from jaxgen_checkpoints.checkpoint import Checkpoint
 from jaxgen_checkpoints.errors import RefusedInput
 
 CPU_STEP_TOKENS = 256
@@ -55,12 +58,21 @@ def limited_options(
 def open_for(args: argparse.Namespace, sequences: int) -> OpenedModel:
     """The model of `args`, mapped and not loaded, for this many sequences at once."""
     use_compile_cache()
+    load_format, tokenizer = getattr(args, "load_format", None) or "auto", args.tokenizer
+    if load_format == "dummy":
+        model: str | Path | Checkpoint = config_checkpoint(
+            read_model_config(args.model), args.policy
+        )
+        tokenizer = tokenizer or (args.model if Path(args.model).is_dir() else None)
+    else:
+        model = local_model(args.model)
     return open_model(
-        local_model(args.model),
+        model,
         EngineConfig.from_any(None, **limited_options(args, sequences)),
-        tokenizer=args.tokenizer,
+        tokenizer=tokenizer,
         chat_template=chat_template(getattr(args, "chat_template", None)),
         policy=args.policy,
+        load_format=load_format,
     )
 
 

@@ -60,6 +60,11 @@ def _model(group: Any) -> None:  # noqa: ANN401
         help="what clients call the model; default: MODEL as it was given",
     )
     group.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        help="dummy: random weights, for load tests; MODEL may be a config.json or a shape's name",
+    )
+    group.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja file (or its text) instead of the model's"
     )
     group.add_argument(

@@ -82,7 +82,7 @@ def mentions(text: str, words: list[str]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "folder", CASES.keys() - LOADS - CHATS - {"tokenizer_missing"}, indirect=True
+    "folder", sorted(CASES.keys() - LOADS - CHATS - {"tokenizer_missing"}), indirect=True
 )
 def test_refused(run, folder, loads, request):
     words = CASES[request.node.callspec.params["folder"]]["message_should_mention"]

@@ -12,7 +12,11 @@ import httpx
 import pytest
 
 from jaxgen.cli import main
+from jaxgen.commands.opening import open_for
+from jaxgen.commands.parser import build_parser
 from jaxgen.engine import build
+from jaxgen.llm import LLM
+from jaxgen.sampling import SamplingParams
 from jaxgen.serving.server import ListenSettings, bind
 
 SMALL = ("--dtype", "float32", "--max-num-batched-tokens", "16", "--max-model-len", "96")
@@ -51,6 +55,22 @@ def test_a_port_in_use_is_told_first(capsys):
         taken.listen()
         assert main(["serve", "no/such/model", "--host", "127.0.0.1", "--port", port]) == 2
     assert port in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:an in-memory checkpoint has no tokenizer")
+def test_random_weights_need_no_checkpoint(tmp_path, golden_dir):
+    """For load tests: a config alone, prompts as token ids, or a tokenizer from elsewhere."""
+    folder = golden_dir("llama_plain")
+    shape = tmp_path / "config.json"
+    shape.write_text((folder / "config.json").read_text())
+    for more, has_one in (((), False), (("--tokenizer", str(folder)), True)):
+        words = ["serve", str(shape), "--load-format", "dummy", *SMALL, "--port", "0", *more]
+        opened = open_for(build_parser().parse_args(words), sequences=2)
+        assert (opened.tokenizer is not None) == has_one
+        llm = LLM.of(opened)
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        (output,) = llm.generate([[5, 6, 7]], params)
+        assert len(output.outputs[0].token_ids) == 3
 
 
 def test_without_the_extra_one_line_says_what_to_install():
