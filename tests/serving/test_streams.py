@@ -31,6 +31,16 @@ def test_a_completion_stream(ask):
     assert all(chunk["object"] == "text_completion" and "usage" not in chunk for chunk in told)
 
 
+def test_tokens_are_told_where_there_is_no_text(ask):
+    """Without a tokenizer; a load generator counts them."""
+    client = ask(["", "", ""])
+    client.app.state.serving.engine.tokenizer = None
+    body = {"prompt": [5, 6], "stream": True}
+    told = events(client.post("/v1/completions", json=body))
+    assert [chunk["choices"][0]["text"] for chunk in told] == ["", "", ""]
+    assert told[-1]["choices"][0]["finish_reason"] == "stop"
+
+
 def test_usage_comes_last_or_with_every_chunk(ask):
     client = ask()
     for continuous in (False, True):

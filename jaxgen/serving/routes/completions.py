@@ -155,6 +155,7 @@ async def _stream(serving: Serving, asked: _Asked) -> AsyncGenerator[bytes]:
     chunk, prompts = CompletionChunk(envelope), asked.work.prompts
     logprobs: dict[int, CompletionLogprobs] = {}
     plain = body.logprobs is None and not body.return_token_ids
+    textless = asked.names.tokenizer is None  # then every token is news, though it has no text
     async with aclosing(deltas(serving, asked.work)) as stream:
         async for place, delta in stream:
             pieces = []
@@ -172,7 +173,7 @@ async def _stream(serving: Serving, asked: _Asked) -> AsyncGenerator[bytes]:
                 envelope.completion_tokens += len(completion.token_ids)
                 index = place * n + completion.index
                 if plain and completion.finish_reason is None:
-                    if completion.text:
+                    if completion.text or textless:
                         pieces.append(chunk.text(index, completion.text))
                     continue
                 writer = logprobs.get(index) or logprobs.setdefault(index, _logprobs_of(asked))
