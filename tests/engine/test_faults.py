@@ -9,7 +9,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.engine.outputs import FinishReason
-from jaxgen.engine.runner import StepFailed, StepRunner
+from jaxgen.engine.programs import Forward, Programs
+from jaxgen.engine.runner import StepFailed
 from jaxgen.sampling import SamplingParams
 from jaxgen_checkpoints.errors import CheckpointWarning
 
@@ -27,22 +28,24 @@ def engine(case, one_shape):
 
 
 def die_after(monkeypatch, steps, error):
-    """The step after `steps` others takes the donated cache and then raises."""
-    choose, taken = StepRunner._step, []
+    """The forward after `steps` others takes the donated cache and then raises."""
+    choose, taken = Programs.__getitem__, []
 
-    def dying(runner, kind, bucket):
-        step = choose(runner, kind, bucket)
+    def dying(programs, key):
+        program = choose(programs, key)
+        if not isinstance(key, Forward):
+            return program
 
         def run(*args):
-            taken.append(kind)
-            results = step(*args)
+            taken.append(key)
+            results = program(*args)
             if len(taken) == steps + 1:
                 raise error
             return results
 
         return run
 
-    monkeypatch.setattr(StepRunner, "_step", dying)
+    monkeypatch.setattr(Programs, "__getitem__", dying)
 
 
 @pytest.mark.parametrize(
