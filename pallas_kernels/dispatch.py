@@ -110,6 +110,11 @@ def using(**implementations: str) -> Generator[None]:
         _chosen.reset(token)
 
 
+def chosen() -> Mapping[str, str]:
+    """The implementations that `using` names here and now."""
+    return _chosen.get()
+
+
 @contextmanager
 def lowering_for(platform: str) -> Generator[None]:
     """Choose for another platform than the default backend's: for ahead-of-time compilation."""

@@ -27,6 +27,7 @@ from jaxgen.engine.step import (
 )
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import Demand
+from pallas_kernels.dispatch import chosen
 
 logger = logging.getLogger(__name__)
 
@@ -135,14 +136,15 @@ class Programs:
         """
         if self._eager:
             return
-        began = time.monotonic()
+        began, store = time.monotonic(), self._store_now()
         wanted = [key for key in dict.fromkeys(keys) if key not in self._programs]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            kept = dict(zip(wanted, pool.map(self._kept, wanted), strict=True))
+            found = pool.map(lambda key: self._kept(store, key), wanted)
+            kept = dict(zip(wanted, found, strict=True))
             made: dict[ProgramKey, Future[Compiled]] = {}
             for key in (key for key, program in kept.items() if program is None):
                 lowered = self._jitted(key).lower(*self._arguments(key))
-                made[key] = pool.submit(self._compile, key, lowered)
+                made[key] = pool.submit(self._compile, store, key, lowered)
         for key, program in kept.items():
             self._programs[key] = made[key].result() if program is None else program
         self._complete = True
@@ -156,18 +158,23 @@ class Programs:
 
     def compiled(self, key: ProgramKey) -> Compiled:
         """A program to be looked at: memory, aliases, HLO. Nothing is run."""
-        kept = self._kept(key)
+        store = self._store_now()
+        kept = self._kept(store, key)
         if kept is not None:
             return kept
-        return self._compile(key, self._jitted(key).lower(*self._arguments(key)))
+        return self._compile(store, key, self._jitted(key).lower(*self._arguments(key)))
 
-    def _kept(self, key: ProgramKey) -> Compiled | None:
-        return None if self._store is None else self._store.read(key, self._arguments(key))
+    def _store_now(self) -> ProgramStore | None:
+        """The store, unless somebody chose implementations, which its keys do not tell apart."""
+        return None if chosen() else self._store
 
-    def _compile(self, key: ProgramKey, lowered: Lowered) -> Compiled:
+    def _kept(self, store: ProgramStore | None, key: ProgramKey) -> Compiled | None:
+        return None if store is None else store.read(key, self._arguments(key))
+
+    def _compile(self, store: ProgramStore | None, key: ProgramKey, lowered: Lowered) -> Compiled:
         compiled = lowered.compile()
-        if self._store is not None:
-            self._store.write(key, self._arguments(key), compiled)
+        if store is not None:
+            store.write(key, self._arguments(key), compiled)
         return compiled
 
     def _jitted(self, key: ProgramKey) -> Wrapped:

@@ -7,6 +7,7 @@ import pytest
 
 from jaxgen.engine.programs import Draw, Forward
 from jaxgen.sampling import Demand
+from pallas_kernels.dispatch import using
 
 
 @pytest.fixture
@@ -72,3 +73,13 @@ def test_other_sizes_and_models_are_other_programs(golden_dir, started, cache, c
     started(golden_dir("qwen3"))
     compiled = [int(text.split()[0]) for text in programs(caplog.records)]
     assert compiled == [2, 1, 2]  # a draw knows nothing of blocks
+
+
+def test_chosen_implementations_are_compiled(golden_dir, started, cache, caplog):
+    """The store's keys do not know of them."""
+    caplog.set_level(logging.INFO, "jaxgen.engine.programs")
+    started(golden_dir("llama_tied"))
+    with using(ragged_attention="reference"):
+        started(golden_dir("llama_tied"))
+    assert [int(text.split()[0]) for text in programs(caplog.records)] == [2, 2]
+    assert len(list(cache.iterdir())) == 2

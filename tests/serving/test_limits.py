@@ -166,7 +166,7 @@ def test_who_hangs_up_is_forgotten(serve, stream):
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(url, json=body, timeout=0.2)
         wait_until(lambda: len(engine.asked) == 2 and not engine.running)
-        assert server.serving.active == 0
+        wait_until(lambda: server.serving.active == 0)
 
 
 def test_who_breaks_off_is_no_failure(serve, caplog):
