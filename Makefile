@@ -39,8 +39,8 @@ test-browser: venv ## the status page in a real browser
 	@[[ -n "$(CHROMIUM)" ]] || { echo "needs a browser: apt-get install chromium-headless-shell" >&2; exit 1; }
 	.venv/bin/python -m pytest -q -m browser tests/serving/test_status_page.py
 
-# What never meets JAX is not run twice, nor what varies options over one set of layers.
-HOST_ONLY := architecture notebooks cli text ragged schedule serving deployments bench topologies checkpoints/readers families
+# What never meets JAX is not run twice, nor what varies options, or meshes, over one set of layers.
+HOST_ONLY := architecture notebooks cli text ragged schedule serving deployments bench topologies checkpoints/readers families engine/test_mesh.py
 test-oldest: .venv-oldest/.installed ## the fast tests on the oldest JAX that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest $(FAST) $(TWICE) $(HOST_ONLY:%=--ignore=tests/%)
 
