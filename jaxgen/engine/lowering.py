@@ -1,6 +1,6 @@
-"""A step traced and lowered from shapes alone: nothing is allocated, nothing runs.
+"""What a step's programs take, as shapes: they can be lowered with nothing allocated, nothing run.
 
-The runner warms up with it; the planner compiles with it for machines that are not there.
+The runner warms up so; the planner compiles so for machines that are not there.
 """
 
 from typing import Any
@@ -8,16 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.stages import Lowered
 from jax.typing import DTypeLike
 
 from jaxgen import sampling
 from jaxgen.engine.model import Model
 from jaxgen.engine.pages import abstract_pages
-from jaxgen.engine.step import Drawing, draw_step, forward_step
+from jaxgen.engine.step import Drawing
 from jaxgen.ragged.batch import packed_size
 from jaxgen.ragged.buckets import Bucket
-from jaxgen.sampling import Demand
 
 
 def forward_arguments(
@@ -54,26 +52,6 @@ def draw_arguments(model: Model, rows: int, *, num_slots: int) -> tuple[Any, ...
         _everywhere(model, (rows,), np.bool_),
     )
     return sampling.abstract_state(num_slots, vocab, replicated), drawing
-
-
-def lower_forward(
-    model: Model,
-    bucket: Bucket,
-    *,
-    num_blocks: tuple[int, ...],
-    block_size: int,
-    num_slots: int,
-) -> Lowered:
-    """The lowering of a forward, for arguments of these sizes on the model's mesh."""
-    arguments = forward_arguments(
-        model, bucket, num_blocks=num_blocks, block_size=block_size, num_slots=num_slots
-    )
-    return forward_step(model, bucket).lower(*arguments)
-
-
-def lower_draw(model: Model, rows: int, demand: Demand, *, num_slots: int) -> Lowered:
-    """The lowering of the draw that follows it."""
-    return draw_step(model, demand).lower(*draw_arguments(model, rows, num_slots=num_slots))
 
 
 def _everywhere(model: Model, shape: tuple[int, ...], dtype: DTypeLike) -> Any:  # noqa: ANN401

@@ -143,7 +143,7 @@ class Programs:
             kept = dict(zip(wanted, found, strict=True))
             made: dict[ProgramKey, Future[Compiled]] = {}
             for key in (key for key, program in kept.items() if program is None):
-                lowered = self._jitted(key).lower(*self._arguments(key))
+                lowered = self.lower(key)
                 made[key] = pool.submit(self._compile, store, key, lowered)
         for key, program in kept.items():
             self._programs[key] = made[key].result() if program is None else program
@@ -162,7 +162,11 @@ class Programs:
         kept = self._kept(store, key)
         if kept is not None:
             return kept
-        return self._compile(store, key, self._jitted(key).lower(*self._arguments(key)))
+        return self._compile(store, key, self.lower(key))
+
+    def lower(self, key: ProgramKey) -> Lowered:
+        """The lowering of a program, from shapes alone."""
+        return self._jitted(key).lower(*self._arguments(key))
 
     def _store_now(self) -> ProgramStore | None:
         """The store, unless somebody chose implementations, which its keys do not tell apart."""

@@ -30,6 +30,7 @@ from jaxgen.sampling import (
     sample,
     token_logprobs,
 )
+from jaxgen_models.decoder import Decoder
 
 _REPLICATED = PartitionSpec()
 
@@ -59,11 +60,8 @@ def forward_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrappe
     def local(
         leaves: tuple[Array, ...], pages: Pages, last: Tokens, packed: Int[Array, " words"]
     ) -> tuple[Pages, Drawing]:
-        batch = _unpack(model, bucket, packed)
-        decoder = model.merge(leaves)
-        hidden, pages = decoder(_fed(batch, last, bucket), pages, batch.rows, batch.anchors)
-        logits = decoder.logits(hidden[batch.last_index])
-        return pages, Drawing(logits, batch.slots, batch.emit)
+        decoder, batch, hidden, pages = _run(model, bucket, leaves, pages, last, packed)
+        return pages, _drawing(decoder, batch, hidden)
 
     return _jit_on_pages(model, local, outputs=1, eager=eager)
 
@@ -82,10 +80,7 @@ def scoring_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrappe
         packed: Int[Array, " words"],
         targets: Int[Array, " tokens"],
     ) -> tuple[Pages, Drawing, TokenLogprobs]:
-        batch = _unpack(model, bucket, packed)
-        decoder = model.merge(leaves)
-        hidden, pages = decoder(_fed(batch, last, bucket), pages, batch.rows, batch.anchors)
-        logits = decoder.logits(hidden[batch.last_index])
+        decoder, batch, hidden, pages = _run(model, bucket, leaves, pages, last, packed)
 
         def score(block: tuple[Array, Array]) -> TokenLogprobs:
             states, following = block
@@ -96,7 +91,7 @@ def scoring_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrappe
         scores = jax.tree.map(
             lambda leaf: leaf.reshape(bucket.tokens, *leaf.shape[2:]), jax.lax.map(score, blocks)
         )
-        return pages, Drawing(logits, batch.slots, batch.emit), scores
+        return pages, _drawing(decoder, batch, hidden), scores
 
     return _jit_on_pages(model, local, inputs=3, outputs=2, eager=eager)
 
@@ -110,9 +105,7 @@ def all_logits_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wra
     def local(
         leaves: tuple[Array, ...], pages: Pages, last: Tokens, packed: Int[Array, " words"]
     ) -> tuple[Pages, Float[Array, "tokens padded_vocab"]]:
-        batch = _unpack(model, bucket, packed)
-        decoder = model.merge(leaves)
-        hidden, pages = decoder(_fed(batch, last, bucket), pages, batch.rows, batch.anchors)
+        decoder, _, hidden, pages = _run(model, bucket, leaves, pages, last, packed)
         return pages, decoder.logits(hidden)
 
     return _jit_on_pages(model, local, outputs=1, eager=eager)
@@ -154,6 +147,25 @@ def draw_step(model: Model, demand: Demand, *, eager: bool = False) -> Wrapped:
         eager=eager,
     )
     return jax.jit(mapped, donate_argnums=0)
+
+
+def _run(
+    model: Model,
+    bucket: Bucket,
+    leaves: tuple[Array, ...],
+    pages: Pages,
+    last: Tokens,
+    packed: Int[Array, " words"],
+) -> tuple[Decoder, StepBatch, Float[Array, "tokens model"], Pages]:
+    """The decoder, the batch, the tokens' states behind the final norm, and the pages."""
+    batch = _unpack(model, bucket, packed)
+    decoder = model.merge(leaves)
+    hidden, pages = decoder(_fed(batch, last, bucket), pages, batch.rows, batch.anchors)
+    return decoder, batch, hidden, pages
+
+
+def _drawing(decoder: Decoder, batch: StepBatch, hidden: Float[Array, "tokens model"]) -> Drawing:
+    return Drawing(decoder.logits(hidden[batch.last_index]), batch.slots, batch.emit)
 
 
 def _fed(batch: StepBatch, last: Tokens, bucket: Bucket) -> Int[Array, " tokens"]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxgen.engine.lowering import lower_draw, lower_forward
 from jaxgen.engine.model import Model
-from jaxgen.engine.programs import step_bytes
+from jaxgen.engine.programs import Draw, Forward, Programs, Sizes, step_bytes
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import Demand
 
@@ -62,19 +61,14 @@ def compile_programs(
     Call it under `lowering_for(platform)`. The cache is given one page a group: what a step needs
     beside its arguments does not depend on how many there are.
     """
-    num_blocks = (1,) * len(model.policy.cache_windows)
+    sizes = Sizes((1,) * len(model.policy.cache_windows), block_size, num_slots)
+    programs = Programs(model, sizes)
     lowered = [
         (
             name,
             bucket,
-            lower_forward(
-                model,
-                bucket,
-                num_blocks=num_blocks,
-                block_size=block_size,
-                num_slots=num_slots,
-            ),
-            lower_draw(model, bucket.rows, Demand.REPORTED, num_slots=num_slots),
+            programs.lower(Forward(bucket)),
+            programs.lower(Draw(bucket.rows, Demand.REPORTED)),
         )
         for name, bucket in buckets
     ]

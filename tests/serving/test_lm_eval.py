@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import UNREACHABLE
+from tests.conftest import from_index
 from tests.serving.live import post
 
 CLIENT = Path(__file__).with_name("lm_eval_client.py")
@@ -24,11 +24,9 @@ WHEEL = "lm-eval==0.4.13"
 def wheel(tmp_path_factory) -> Path:
     """lm-eval's wheel, from which Python imports as it is; skips where no index is reached."""
     folder = tmp_path_factory.mktemp("lm_eval")
-    words = [*("-m", "pip", "download", "-q", "--no-deps", "--dest", str(folder)), WHEEL]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
-    if UNREACHABLE in done.stderr:
-        pytest.skip(f"the package index cannot be reached: {done.stderr.strip()[-300:]}")
-    assert done.returncode == 0, done.stderr
+    from_index(
+        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--dest", str(folder), WHEEL]
+    )
     (found,) = folder.glob("*.whl")
     return found
 

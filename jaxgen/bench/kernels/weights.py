@@ -1,5 +1,6 @@
 """Cases that stream weights: a decoder layer's products, the layer as one chain, routed experts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,15 +58,7 @@ def products_case(name: str, shape: Layer, rows: int) -> Case:
         x = _normal(key, (rows, shape.model))
         return [(x, weights) for weights in _layers(key, shape, layers)], None
 
-    return Case(
-        "layer products",
-        name,
-        operation,
-        checked=lambda key: inputs(key, 1),
-        timed=lambda key: inputs(key, shape.layers),
-        bytes_read=2 * shape.weights,
-        flops=2 * rows * shape.weights,
-    )
+    return _of_layers("layer products", name, shape, rows, operation, inputs)
 
 
 def chain_case(name: str, shape: Layer, rows: int) -> Case:
@@ -85,15 +78,28 @@ def chain_case(name: str, shape: Layer, rows: int) -> Case:
     def inputs(key: jax.Array, layers: int) -> Inputs:
         return [(_normal(key, (rows, shape.model)), _layers(key, shape, layers))], None
 
+    return _of_layers("layer chain", name, shape, rows, operation, inputs, parts=shape.layers)
+
+
+def _of_layers(
+    kernel: str,
+    name: str,
+    shape: Layer,
+    rows: int,
+    operation: Callable[[Any, Any, str | None], tuple[Any, Any]],
+    inputs: Callable[[jax.Array, int], Inputs],
+    parts: int = 1,
+) -> Case:
+    """Checked on one layer, timed on all; bytes and FLOPs are of one."""
     return Case(
-        "layer chain",
+        kernel,
         name,
         operation,
         checked=lambda key: inputs(key, 1),
         timed=lambda key: inputs(key, shape.layers),
         bytes_read=2 * shape.weights,
         flops=2 * rows * shape.weights,
-        parts=shape.layers,
+        parts=parts,
     )
 
 
