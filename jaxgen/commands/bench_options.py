@@ -94,11 +94,13 @@ def _simulate(parser: argparse.ArgumentParser) -> None:
     )
     add_dataset(parser, "uniform", prompts=512)
     cost = parser.add_argument_group("cost of a step", "defaults: an 8B model on an H200")
-    cost.add_argument("--step-ms", type=finite, default=4.2, metavar="MS", help="of any step")
-    cost.add_argument("--token-us", type=finite, default=25.0, metavar="US", help="a new token")
-    cost.add_argument(
-        "--kv-token-ns", type=finite, default=33.0, metavar="NS", help="a token attended to"
-    )
+    for option, default, unit, what in (
+        ("--step-ms", 1.0, "MS", "of any step, beside what follows"),
+        ("--weights-ms", 3.9, "MS", "the least that the products of a step take"),
+        ("--token-us", 22.5, "US", "a new token's products"),
+        ("--kv-token-ns", 31.3, "NS", "a token attended to"),
+    ):
+        cost.add_argument(option, type=finite, default=default, metavar=unit, help=what)
     _output(parser)
 
 

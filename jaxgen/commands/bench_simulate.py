@@ -12,6 +12,7 @@ from jaxgen.bench.workload import arrivals
 from jaxgen.commands.bench_dataset import read_dataset
 from jaxgen.commands.opening import engine_options
 from jaxgen.config import EngineConfig
+from jaxgen.ragged.buckets import Buckets
 from jaxgen.ragged.prefix_cache import PrefixCache
 from jaxgen.ragged.sequence import CacheGroup
 from jaxgen.ragged.state import StateManager
@@ -21,6 +22,7 @@ from jaxgen_checkpoints.errors import RefusedInput
 
 _VOCAB = 32_000
 _BLOCK_SIZE = 64
+_SMALLEST_MIXED = 64  # an accelerator's
 
 
 def simulate(args: argparse.Namespace) -> dict[str, Any]:
@@ -43,9 +45,21 @@ def simulate(args: argparse.Namespace) -> dict[str, Any]:
         num_slots=config.max_num_seqs,
         prefix_cache=cache,
     )
-    limits = Limits(config.max_num_batched_tokens, config.max_num_seqs)
-    cost = CostModel(1e-3 * args.step_ms, 1e-6 * args.token_us, 1e-9 * args.kv_token_ns)
-    result: dict[str, Any] = replay(arrivals, limits, state, cost).summary()
+    tokens, sequences = config.max_num_batched_tokens, config.max_num_seqs
+    buckets = Buckets.for_limits(
+        max_tokens=tokens,
+        max_rows=sequences,
+        max_blocks=-(-context // block_size),
+        smallest_mixed=_SMALLEST_MIXED,
+    )
+    limits = Limits(tokens, sequences, sizes=buckets.filled)
+    cost = CostModel(
+        1e-3 * args.step_ms,
+        1e-6 * args.token_us,
+        1e-9 * args.kv_token_ns,
+        weights=1e-3 * args.weights_ms,
+    )
+    result: dict[str, Any] = replay(arrivals, limits, state, cost, buckets=buckets).summary()
     if cache is not None:
         result["prefix_cache_queries"] = cache.queried_tokens
         result["prefix_cache_hits"] = cache.hit_tokens

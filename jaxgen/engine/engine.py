@@ -55,6 +55,7 @@ class InferenceEngine:
             config.max_num_seqs,
             recompute_at=model.config.recompute_at,
             max_waiting=config.max_num_queued_reqs,
+            sizes=buckets.filled,
         )
         self._replay = Replay(model.config.recompute_at)
 

@@ -14,6 +14,11 @@ MANY_TOKENS = 512
 it does not matter for how many rows they compute logits.
 """
 
+FILLED_FROM = 256
+"""Tokens from which a step's products take longer than reading the weights, roughly: below it a
+padded step is as fast as a full one.
+"""
+
 SMALL_TABLE = 2**16
 """Entries, 256 KiB: to pack and send a larger block table costs a good part of a decode step."""
 
@@ -93,6 +98,13 @@ class Buckets:
             if rows <= max_rows
         )
         return cls(decode, mixed, row_alignment)
+
+    @property
+    def filled(self) -> tuple[int, ...]:
+        """Sizes of mixed steps that are worth filling; none where spans are aligned."""
+        if self.row_alignment > 1:
+            return ()
+        return tuple(sorted({b.tokens for b in self.mixed if b.tokens >= FILLED_FROM}))
 
     def __iter__(self) -> Iterator[Bucket]:
         """Every bucket, as warm-up compiles them."""

@@ -18,6 +18,8 @@ class Limits:
     recompute_at: a sequence that grows past this many tokens is computed anew from its first token,
         once (a model whose rotary factors change there).
     max_waiting: requests that may wait when another is submitted; None for any number.
+    sizes: tokens of compiled steps whose time grows with their tokens: what lies between two of
+        them is padded to the larger.
     """
 
     max_tokens: int
@@ -25,6 +27,7 @@ class Limits:
     no_chunking: bool = False
     recompute_at: int | None = None
     max_waiting: int | None = None
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """ValueError unless 1 <= max_sequences <= max_tokens: each decode must get its token."""

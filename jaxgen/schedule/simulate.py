@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxgen.ragged.buckets import Buckets
 from jaxgen.ragged.state import StateManager
 from jaxgen.schedule.limits import Limits
 from jaxgen.schedule.request import Request
@@ -23,15 +24,21 @@ _A_TOKEN = 1
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of a step: base + per_token * tokens + per_kv_token * tokens that are attended to."""
+    """Seconds of a step: base, what weights and new tokens take together, and attention.
+
+    per_token: of the matrix products, whose weights take `weights` to be read, however few tokens
+    there are. per_kv_token: of each token that is attended to.
+    """
 
     base: float
     per_token: float
     per_kv_token: float
+    weights: float = 0.0
 
     def seconds(self, tokens: int, kv_tokens: int) -> float:
         """Of a step with so many new tokens, whose rows have kv_tokens in all."""
-        return self.base + self.per_token * tokens + self.per_kv_token * kv_tokens
+        products = max(self.weights, self.per_token * tokens)
+        return self.base + products + self.per_kv_token * kv_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Replayed:
     outcomes: list[Outcome]
     steps: int
     computed_tokens: int
+    padding_tokens: int
     preemptions: int
 
     def summary(self) -> dict[str, float]:
@@ -92,6 +100,7 @@ class Replayed:
             "output_throughput": tokens / seconds,
             "steps": self.steps,
             "computed_tokens": self.computed_tokens,
+            "padding_tokens": self.padding_tokens,
             "preemptions": self.preemptions,
             **dict(_percentiles(times)),
         }
@@ -103,17 +112,19 @@ def replay(
     state: StateManager,
     cost: CostModel,
     *,
+    buckets: Buckets | None = None,
     depth: int = 1,
 ) -> Replayed:
     """Serves the arrivals, sorted by time, to the last token of the last.
 
-    state: an empty one. depth: steps that are dispatched before the one before them is read.
+    state: an empty one. buckets: what steps are padded to; None for nothing. depth: steps that are
+    dispatched before the one before them is read.
     """
     scheduler = Scheduler(limits, state)
     outcomes = [Outcome(arrival) for arrival in arrivals]
     in_flight: deque[tuple[float, Plan]] = deque()
     now = device_free = 0.0
-    coming, steps, computed = 0, 0, 0
+    coming, steps, computed, padding = 0, 0, 0, 0
     while coming < len(arrivals) or scheduler.unfinished:
         while coming < len(arrivals) and arrivals[coming].time <= now:
             _submit(scheduler, coming, outcomes[coming])
@@ -121,17 +132,18 @@ def replay(
         plan = scheduler.begin_step()
         if not plan.empty:
             tokens = int(scheduler.rows.counts.sum())
-            device_free = max(device_free, now) + cost.seconds(tokens, _kv_tokens(scheduler))
+            held = tokens if buckets is None else buckets.fit(plan.counts).tokens
+            device_free = max(device_free, now) + cost.seconds(held, _kv_tokens(scheduler))
             scheduler.dispatched(plan)
             in_flight.append((device_free, plan))
-            steps, computed = steps + 1, computed + tokens
+            steps, computed, padding = steps + 1, computed + tokens, padding + held - tokens
         if in_flight and (plan.empty or len(in_flight) > depth):
             done, step = in_flight.popleft()
             now = max(now, done)
             _read(scheduler, step, outcomes, now)
         elif plan.empty and coming < len(arrivals):
             now = max(now, arrivals[coming].time)
-    return Replayed(outcomes, steps, computed, scheduler.preemptions)
+    return Replayed(outcomes, steps, computed, padding, scheduler.preemptions)
 
 
 def _submit(scheduler: Scheduler, uid: int, outcome: Outcome) -> None:

@@ -111,7 +111,9 @@ def plan(
        are free, beside those that admitted prompts still need and one block for each other request.
        A preempted request is a prompt of all its tokens; it waits until they are read. Who lacks
        blocks is passed by, MAX_BYPASSED times at most. Nobody is admitted in a step that preempts.
-    3. The rest of the budget goes to prompts by `share`, one priority after another.
+    3. The rest of the budget goes to prompts by `share`, one priority after another. Where others
+       are held back for lack of room it ends at one of Limits.sizes: what would be padding is
+       worth more to them than a step is to the prompt whose end is put off.
     """
     kept = list(running)
     restarting: list[Request] = []
@@ -133,6 +135,8 @@ def plan(
     if waiting and not preempted:
         room = min(limits.max_sequences - len(kept), capacity.free_sequences, capacity.free_slots)
         candidates, passed = _admissible(waiting, prompts, step, room, len(kept))
+    if limits.sizes and _held_back(waiting, candidates):
+        step.end_at_size([*prompts, *candidates])
     for _, group in groupby(sorted([*prompts, *candidates], key=_RANK), key=attrgetter("priority")):
         share(list(group), step)
 
@@ -189,6 +193,14 @@ class _Step:
         self.budget -= len(requests)
         self.decodes, self.starts = requests, starts
 
+    def end_at_size(self, prompts: Sequence[Request]) -> None:
+        """Cuts the budget to the largest compiled size that these prompts fill, if any."""
+        begun = self.limits.max_tokens - self.budget
+        wanted = begun + min(self.budget, sum(self.remaining(request) for request in prompts))
+        filled = [size for size in self.limits.sizes if begun < size <= wanted]
+        if filled and not self.limits.no_chunking:
+            self.budget = max(filled) - begun
+
     def give(self, request: Request, tokens: int) -> None:
         """Schedules up to that many more tokens of a request not yet in the step."""
         remaining = self.remaining(request)
@@ -226,6 +238,15 @@ def share(prompts: list[Request], step: _Step) -> None:
     step.give(oldest, step.budget - sum(wish for _, wish in wishes))
     for request, wish in wishes:
         step.give(request, wish)
+
+
+def _held_back(waiting: Sequence[Request], candidates: Sequence[Request]) -> bool:
+    """Whether anyone who could run is not admitted now."""
+    begun = {request.uid for request in candidates}
+    return any(
+        request.uid not in begun and not (request.pending or request.exhausted or request.waits)
+        for request in waiting
+    )
 
 
 def _admissible(

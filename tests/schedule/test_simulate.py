@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxgen.cli import main
+from jaxgen.ragged.buckets import Buckets
 from jaxgen.ragged.prefix_cache import PrefixCache
 from jaxgen.ragged.sequence import CacheGroup
 from jaxgen.ragged.state import StateManager
@@ -67,6 +68,30 @@ def test_what_preemption_and_refusals_cost_is_counted():
     assert result.preemptions > 0
     assert all(len(o.token_times) == 64 for o in result.outcomes if not o.refused)
     assert summary["p50_ttft_ms"] <= summary["p99_ttft_ms"]
+
+
+def test_padding_costs_time_and_a_full_queue_fills_steps():
+    """Prompts come as others end: hardly a step ends at a compiled size by itself."""
+    dice = np.random.default_rng(2)
+    arrivals = [
+        Arrival(0.0, [number] * int(dice.integers(100, 400)), int(dice.integers(20, 60)))
+        for number in range(100)
+    ]
+    buckets = Buckets.for_limits(max_tokens=1024, max_rows=16, max_blocks=100)
+    cost = CostModel(1e-3, 20e-6, 0.0, weights=2e-3)
+
+    def replayed(sizes):
+        state = StateManager(
+            [CacheGroup()], [4000], block_size=16, max_context=1000, max_tracked=16, num_slots=16
+        )
+        limits = Limits(1024, 16, sizes=sizes)
+        return replay(arrivals, limits, state, cost, buckets=buckets)
+
+    padded, filled = replayed(()), replayed(buckets.filled)
+    assert filled.padding_tokens < padded.padding_tokens
+    assert filled.summary()["duration"] < padded.summary()["duration"]
+    assert cost.seconds(50, 0) == 3e-3
+    assert cost.seconds(200, 0) == 5e-3
 
 
 def test_the_command_tells_the_same_as_json_and_in_lines(capsys, tmp_path):

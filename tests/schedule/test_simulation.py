@@ -123,6 +123,7 @@ class Simulation(RuleBasedStateMachine):
             max_sequences=st.integers(1, 6),
             no_chunking=st.sampled_from([False, False, True]),
             max_waiting=st.sampled_from([None, None, 3]),
+            sizes=st.sampled_from([(), (3, 5, 9, 17), (4, 24)]),
         ),
         lengths=st.sampled_from(["none", "none", "dynamic", "longrope"]),
         cached=st.sampled_from([True, True, True, False]),

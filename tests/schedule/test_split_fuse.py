@@ -67,6 +67,45 @@ def test_short_prompts_do_not_wait_behind_a_long_one():
     assert run(host) == {3: 1, 1: 14, 2: 1}
 
 
+def test_a_step_ends_at_a_compiled_size_where_others_are_held_back():
+    """Two may run. What would be padded to 16 is cut to 8; the rest is not lost."""
+    host = scheduler(max_sequences=2, sizes=(8, 16))
+    submit(host, 1, 3)
+    submit(host, 2, 8)
+    submit(host, 3, 5)
+    assert run(host) == {1: 3, 2: 5}
+    assert run(host) == {1: 1, 2: 3}
+    assert run(host) == {1: 1, 2: 1}
+
+
+@pytest.mark.parametrize(
+    ("waiting", "options"),
+    [
+        ((), {}),  # nobody is held back: an answer must not begin later than it can
+        ((5,), {"no_chunking": True}),
+        ((5,), {"sizes": (2, 16)}),  # as large as the decodes, or larger than what there is
+        ((5,), {"sizes": ()}),
+    ],
+)
+def test_and_otherwise_it_takes_what_there_is(waiting, options):
+    host = scheduler(max_sequences=3, **{"sizes": (8, 16), **options})
+    for uid in (1, 2):
+        submit(host, uid, 3)
+        run(host)
+    submit(host, 3, 10, max_tokens=4)
+    for uid, prompt in enumerate(waiting, start=4):
+        submit(host, uid, prompt)
+    assert run(host) == {1: 1, 2: 1, 3: 10}
+
+
+def test_who_waits_for_something_else_is_not_held_back():
+    host = scheduler(max_sequences=2, sizes=(8, 16))
+    submit(host, 1, 3)
+    submit(host, 2, 8)
+    submit(host, 3, 5).waits = True
+    assert run(host) == {1: 3, 2: 8}
+
+
 def test_the_oldest_prompt_always_goes_on():
     host = scheduler(max_sequences=16)
     submit(host, 1, 100)
