@@ -34,7 +34,8 @@ class Counters:
     """Grows by each step; one thread writes, others may read.
 
     prompt_tokens: computed, those of preempted requests again. generation_tokens: sampled and kept.
-    padding_tokens: of the steps' shapes, beyond their tokens. step_tokens: of each step.
+    padding_tokens: of the steps' shapes, beyond their tokens. step_tokens: of each step,
+    what is sampled at a prompt's end counted too.
     prefix_hits, prefix_queries: prompt tokens found in the prefix cache, and looked up there.
     corrupted: continuations that ended because no token could be drawn from their logits.
     last_step_seconds: from reading one step to reading the next, while there are steps.

@@ -207,7 +207,8 @@ class GenerationLoop:
         counters, cache = self.counters, self.engine.state.prefix_cache
         tokens = self._scheduler.rows.token_ids.size
         counters.steps += 1
-        counters.step_tokens.observe(tokens)
+        # As vLLM counts: prompts' tokens, and those that are sampled; a decode's is one of these.
+        counters.step_tokens.observe(tokens + sum(chunk.emit for chunk in plan.prompts))
         counters.padding_tokens += bucket.tokens - tokens
         counters.preemptions = self._scheduler.preemptions
         # A decode may compute the last token of a prompt, where just that one was left.

@@ -37,7 +37,7 @@ from jaxgen.serving.protocol.service import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from jaxgen.serving.routes import native, service, tokens
+from jaxgen.serving.routes import commands, native, service, tokens
 from jaxgen.serving.routes.absent import absent
 from jaxgen.serving.routes.chat import chat_completions
 from jaxgen.serving.routes.completions import completions
@@ -104,10 +104,13 @@ def all_endpoints() -> Sequence[Endpoint]:
             answer=ResponsesAnswer,
             streams=True,
         ),
-        post("/tokenize", tokens.tokenize, "Text to ids", TokenizeRequest, answer=TokenizeAnswer),
-        post(
-            *("/detokenize", tokens.detokenize, "Ids to text", DetokenizeRequest),
-            answer=DetokenizeAnswer,
+        *(
+            post(path, tokens.tokenize, "Text to ids", TokenizeRequest, answer=TokenizeAnswer)
+            for path in ("/tokenize", "/v1/tokenize")
+        ),
+        *(
+            post(path, tokens.detokenize, "Ids to text", DetokenizeRequest, answer=DetokenizeAnswer)
+            for path in ("/detokenize", "/v1/detokenize")
         ),
         get("/tokenizer_info", tokens.tokenizer_info, "Special tokens and the chat template"),
         post(
@@ -120,20 +123,23 @@ def all_endpoints() -> Sequence[Endpoint]:
             answer=MIIAnswer,
             streams=True,
         ),
-        post("/abort_request", native.abort_request, "End", AbortRequest, answer=Success),
-        get(
-            *("/flush_cache", native.flush_cache, "Forget cached prefixes"),
-            answer=Success,
-            method="POST",
+        post("/abort_request", commands.abort_request, "End", AbortRequest, answer=Success),
+        *(
+            get(path, commands.flush_cache, "Forget cached prefixes", answer=Success, method=method)
+            for path, method in (
+                *(("/flush_cache", "POST"), ("/flush_cache", "GET")),
+                ("/reset_prefix_cache", "POST"),
+            )
         ),
-        get(
-            *("/reset_prefix_cache", native.flush_cache, "vLLM's name of flush_cache"),
-            answer=Success,
-            method="POST",
+        *(
+            get(path, commands.model_info, "The model, by SGLang's names")
+            for path in ("/get_model_info", "/model_info")
         ),
-        get("/get_model_info", native.model_info, "The model, by SGLang's names"),
-        get("/get_server_info", native.server_info, "Model and load, by SGLang's names"),
-        get("/health_generate", native.health_generate, "Whether a token can be generated"),
+        *(
+            get(path, commands.server_info, "Model and load, by SGLang's names")
+            for path in ("/get_server_info", "/server_info")
+        ),
+        get("/health_generate", commands.health_generate, "Whether a token can be generated"),
         get("/health", service.health, "Whether the engine can generate", open=True),
         get("/ready", service.ready, "Whether requests are taken", open=True),
         get("/ping", service.health, "The same, by SageMaker's name", open=True),

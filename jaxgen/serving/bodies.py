@@ -6,12 +6,27 @@ import re
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from jaxgen.serving.errors import ApiError, bad_request
 
 SHORT_BODY = 128 * 1024
 """Bytes that are read at once; a longer body is read in a thread, others are served meanwhile."""
+
+_OTHER_FORM = (
+    *("string_type", "list_type", "dict_type", "model_type", "int_type", "int_parsing"),
+    "literal_error",
+)
+_FORM = re.compile(r"[\[\]()]|^(str|int|float|bool|NamedTool)$")
+_FORMS = {
+    "prompt": "must be a text, token ids, or a list of texts or of lists of token ids",
+    "tokens": "must be token ids, or a list of lists of them",
+    "input": "must be a text or a list of items",
+    "stop": "must be a text or a list of texts",
+    "tool_choice": "must be none, auto, required, or the function that must be called",
+}
+"""Of fields that may have one of several."""
 
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -50,12 +65,26 @@ def validated[Model: BaseModel](model: type[Model], value: dict[str, Any]) -> Mo
         return model.model_validate(value)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        first = found[0]
-        place = ".".join(str(part) for part in first["loc"])
-        param = str(first["loc"][0]) if first["loc"] else None
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        first = min(found, key=_vagueness)
+        field = str(first["loc"][0]) if first["loc"] else None
+        others = len({str(each["loc"][:1]) for each in found}) - 1
+        more = f" (and {others} more fields)" if others else ""
         said = first["msg"].removeprefix("Value error, ")
-        raise bad_request(f"{place}: {said}{more}" if place else said + more, param) from None
+        place = _place(first["loc"])
+        if _vagueness(first) and field in _FORMS:
+            place, said = f"{field}: ", _FORMS[field]
+        raise bad_request(place + said + more, field) from None
+
+
+def _vagueness(error: ErrorDetails) -> bool:
+    """A field of several forms fails in each of them; what is said of a part of one is meant."""
+    return error["type"] in _OTHER_FORM
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    """Names and positions, without the names that pydantic has for a field's forms."""
+    shown = [str(part) for part in loc if not (isinstance(part, str) and _FORM.search(part))]
+    return f"{'.'.join(shown)}: " if shown else ""
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -113,6 +113,7 @@ async def render(serving: Serving, body: ChatRequest) -> Prompt:
         raise InvalidParameter("chat_template_kwargs", f"must not hold {clash[0]}")
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
     template = tokenizer.chat_template
     if body.chat_template is not None:
         if not serving.settings.trust_request_chat_template:
@@ -139,7 +140,8 @@ async def render(serving: Serving, body: ChatRequest) -> Prompt:
             serving,
             text,
             add_special_tokens=body.add_special_tokens,
-            keep_last=body.truncate_prompt_tokens,
+            keep=body.truncate_prompt_tokens,
+            keep_first=body.truncation_side == "right",
         ),
         text=None,
     )

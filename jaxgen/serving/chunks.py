@@ -11,6 +11,8 @@ from typing import Any
 from jaxgen.serving.connection import DONE
 from jaxgen.serving.usage import usage_json
 
+_END = "}\n\n"
+
 
 class Envelope:
     """What all chunks of one response share: `data: {...,"choices":[` and what closes it.
@@ -53,6 +55,11 @@ class Envelope:
         return usage_json(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
 
+def beside_choices(chunk: str, **members: object) -> str:
+    """The chunk with further members."""
+    return f"{chunk.removesuffix(_END)},{json.dumps(members)[1:-1]}{_END}"
+
+
 class CompletionChunk:
     """Chunks of /v1/completions."""
 
@@ -91,11 +98,10 @@ class ChatChunk:
         members = "," + json.dumps(more)[1:-1] if more else ""
         return f"{self._head(index)}{json.dumps(delta)}{members}{self._tail(logprobs)}"
 
-    def finish(self, index: int, reason: str, stop_reason: int | str | None) -> str:
-        """The choice's end, whose delta is empty."""
+    def finish(self, index: int, reason: str, **more: object) -> str:
+        """The choice's end, whose delta is empty. more: its other members."""
         ending = f'{{}},"logprobs":null,"finish_reason":{json.dumps(reason)}'
-        stopped = f',"stop_reason":{json.dumps(stop_reason)}}}{self._envelope.tail}'
-        return f"{self._head(index)}{ending}{stopped}"
+        return f"{self._head(index)}{ending},{json.dumps(more)[1:-1]}}}{self._envelope.tail}"
 
     def _head(self, index: int) -> str:
         head = self._heads.get(index)

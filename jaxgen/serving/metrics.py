@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
 from jaxgen.engine.counters import Tally
+from jaxgen.engine.outputs import FinishReason
 from jaxgen.serving.metrics_now import EngineNow
 from jaxgen.serving.stats import FinishedRequest
 
@@ -94,6 +95,8 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
+        for reason in FinishReason:  # a rate needs to see a counter's beginning
+            self._ended.labels(*labels, str(reason))
         self._labels = labels
         self._http = Counter(
             "http_requests",

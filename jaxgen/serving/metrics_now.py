@@ -46,9 +46,10 @@ class EngineNow(Collector):
         yield self._by_reason()
         yield self._by_source()
         yield self._cache_config()
+        yield self._sleep_state()
         told = "Between what one stream is given"
         yield self._histogram("inter_token_latency_seconds", told, self._between)
-        told = "Of each step, prompts' and continuations' together"
+        told = "Of each step: a prompt's that it computes, and those that it samples"
         yield self._histogram("iteration_tokens_total", told, self._engine.step_tokens)
 
     def _gauges(self) -> Mapping[str, tuple[str, float]]:
@@ -69,7 +70,10 @@ class EngineNow(Collector):
     def _counters(self) -> Mapping[str, tuple[str, float]]:
         stats = self._engine.stats()
         return {
-            "prompt_tokens": ("Prompt tokens computed", stats.prompt_tokens),
+            "prompt_tokens": (
+                "Prompt tokens computed, or found in the cache",
+                stats.prompt_tokens + stats.prefix_hits,
+            ),
             "generation_tokens": ("Tokens generated", stats.generation_tokens),
             "padding_tokens": ("Computed to fill the shapes of steps", stats.padding_tokens),
             "prefix_cache_queries": ("Tokens looked up in the cache", stats.prefix_queries),
@@ -95,6 +99,13 @@ class EngineNow(Collector):
         family = CounterMetricFamily(name, told, labels=(*_LABELS, "source"))
         family.add_metric((*self._label_values, "local_compute"), stats.prompt_tokens)
         family.add_metric((*self._label_values, "local_cache_hit"), stats.prefix_hits)
+        return family
+
+    def _sleep_state(self) -> Metric:
+        name, told = f"{self._prefix}:engine_sleep_state", "It never sleeps: awake is 1"
+        family = GaugeMetricFamily(name, told, labels=(*_LABELS, "sleep_state"))
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            family.add_metric((*self._label_values, state), state == "awake")
         return family
 
     def _cache_config(self) -> Metric:

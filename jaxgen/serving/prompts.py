@@ -25,9 +25,13 @@ async def read_prompt(
     given: str | Sequence[int],
     *,
     add_special_tokens: bool = True,
-    keep_last: int | None = None,
+    keep: int | None = None,
+    keep_first: bool = False,
 ) -> Prompt:
-    """The prompt, cut to its last `keep_last` tokens (-1: the context). ApiError if it is empty."""
+    """The prompt, cut to `keep` tokens (-1: the context), its last ones unless `keep_first`.
+
+    ApiError if it is empty.
+    """
     if isinstance(given, str):
         tokenizer = serving.need_tokenizer()
         _check_characters(serving, given)
@@ -40,11 +44,13 @@ async def read_prompt(
     else:
         prompt = Prompt(list(given), None)
         _check_vocabulary(serving, prompt.ids)
-    if keep_last is not None:
-        most = serving.engine.max_context - 1 if keep_last == -1 else keep_last
+    if keep is not None:
+        most = serving.engine.max_context - 1 if keep == -1 else keep
         if most < 1:
-            raise bad_request("truncate_prompt_tokens must be -1 or positive", "prompt")
-        prompt = Prompt(prompt.ids[-most:], prompt.text)
+            message = "truncate_prompt_tokens must be -1 or positive"
+            raise bad_request(message, "truncate_prompt_tokens")
+        kept = prompt.ids[:most] if keep_first else prompt.ids[-most:]
+        prompt = Prompt(kept, prompt.text if len(kept) == len(prompt.ids) else None)
     if not prompt.ids:
         raise bad_request("the prompt is empty: it has no tokens at all", "prompt")
     return prompt

@@ -89,12 +89,20 @@ def stats_of(loop: "GenerationLoop") -> EngineStats:
 
 
 def cache_config_of(engine: "InferenceEngine") -> dict[str, str]:
-    """How an engine's KV cache is set up, by vLLM's names."""
+    """How an engine's KV cache is set up, by vLLM's names.
+
+    kv_cache_max_concurrency: sequences of the longest context that it holds at once.
+    """
     config, state = engine.config, engine.state
     windows = [str(group.window) for group in state.groups if group.window is not None]
+    peaks = engine.capacity.peak_blocks(state.max_context, engine.limits.max_tokens)
+    pools = zip(state.num_blocks, peaks, strict=True)
+    at_once = min(blocks / peak for blocks, peak in pools)
     told = {
         "block_size": state.block_size,
         "num_gpu_blocks": sum(state.num_blocks),
+        "kv_cache_size_tokens": int(at_once * state.max_context),
+        "kv_cache_max_concurrency": round(at_once, 2),
         "cache_dtype": config.dtype,
         "enable_prefix_caching": state.prefix_cache is not None,
         "gpu_memory_utilization": config.kv_memory.utilization,

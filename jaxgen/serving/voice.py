@@ -31,13 +31,17 @@ class Message:
     def rendered(self, role: str, *, reasoning: bool) -> dict[str, Any]:
         """OpenAI's object. Content is null beside calls, where there is none."""
         content = "".join(self.content)
-        message: dict[str, Any] = {"role": role, "content": content}
+        thought = ("".join(self.reasoning) or None) if reasoning else None
+        message: dict[str, Any] = {
+            "role": role,
+            "content": content,
+            "refusal": None,
+            "reasoning": thought,
+            "reasoning_content": thought,
+        }
         if self.calls:
             message["content"] = content.strip() or None
             message["tool_calls"] = self.calls
-        if reasoning and self.reasoning:
-            thought = "".join(self.reasoning)
-            message |= {"reasoning": thought, "reasoning_content": thought}
         return message
 
 

@@ -14,7 +14,8 @@ from jaxgen.serving.stats import EngineStats, FinishedRequest
 class StubEngine:
     """AsyncEngine's public face. `texts` are the tokens' texts of every answer.
 
-    seconds: between two tokens. asked: (request id, prompt, params) of all requests so far.
+    seconds: between two tokens. asked: (request id, prompt, params) of all requests so far, ranked:
+    (priority, cache salt) of each. ending: the last token and the stop reason of every answer.
     """
 
     def __init__(self, tokenizer, texts: Sequence[str], *, seconds: float = 0.0) -> None:
@@ -26,10 +27,12 @@ class StubEngine:
         self.healthy = True
         self.error: str | None = None
         self.asked: list[tuple[str, Sequence[int], SamplingParams]] = []
+        self.ranked: list[tuple[int, str | None]] = []
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.listeners = []
         self.fail_with: Exception | None = None
+        self.ending: tuple[int, int | str | None] | None = None
         self.step_tokens = Tally(STEP_TOKEN_BOUNDS)
         self.waiting_deferred = 0
 
@@ -60,6 +63,7 @@ class StubEngine:
         if self.fail_with is not None:
             raise self.fail_with
         self.asked.append((request_id, prompt, params))
+        self.ranked.append((priority, cache_salt))
         self.running.add(request_id)
         began, told = time.monotonic(), 0
         texts = self.texts[: params.max_tokens]
@@ -72,7 +76,8 @@ class StubEngine:
                 reason = (reason or FinishReason.STOP) if last else None
                 reason = FinishReason.ABORT if ended else reason
                 told += 1
-                yield _delta(request_id, prompt, params, place, text, reason)
+                ending = self.ending if last else None
+                yield _delta(request_id, prompt, params, place, text, reason, ending)
                 if ended:
                     return
         finally:
@@ -90,8 +95,8 @@ class StubEngine:
             listener(record)
 
 
-def _delta(request_id, prompt, params, place, text, reason) -> RequestDelta:
-    token = 3 + place
+def _delta(request_id, prompt, params, place, text, reason, ending) -> RequestDelta:
+    token, stop_reason = ending or (3 + place, None)
     logprobs = None
     if params.logprobs is not None:
         top = ((token, -0.25), (token + 1, float("-inf")))
@@ -100,7 +105,7 @@ def _delta(request_id, prompt, params, place, text, reason) -> RequestDelta:
     asked = first and params.prompt_logprobs is not None
     known = [None, *(TokenLogprob(t, -1.5, ((t, -1.5),)) for t in prompt[1:])] if asked else None
     completions = [
-        CompletionDelta(index, text, [token], logprobs, reason, None, None)
+        CompletionDelta(index, text, [token], logprobs, reason, stop_reason, None)
         for index in range(params.n)
     ]
     ids = list(prompt) if first else []

@@ -36,8 +36,16 @@ def error_of(response, status=400):
         ({"prompt": []}, "prompt", "empty"),
         ({"prompt": [[]]}, "prompt", "empty"),
         ({"prompt": [1, 512]}, "prompt", "0 to 511"),
-        ({"prompt": [-1]}, "prompt", ""),
-        ({"prompt": None}, "prompt", ""),
+        ({"prompt": [-1]}, "prompt", "prompt.0: Input should be greater"),
+        ({"prompt": [[1], [1, -1]]}, "prompt", "prompt.1.1: Input should be greater"),
+        ({"prompt": None}, "prompt", "must be a text, token ids, or a list"),
+        ({"prompt": ["a", [1]]}, "prompt", "must be a text, token ids, or a list"),
+        ({"stop": ["a", 1]}, "stop", "must be a text or a list of texts"),
+        ({"temperature": "a", "top_p": "b"}, "temperature", "and 1 more fields"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "positive"),
+        ({"priority": 2**63}, "priority", "less than"),
+        ({"regex": "a", "ebnf": "root ::= a"}, "regex", "ebnf exclude"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "response_format", "regex"),
         ({"logprobs": 21}, "logprobs", "from 0 to 20"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
         ({"stop": ""}, "stop", "non-empty"),
@@ -81,7 +89,7 @@ def test_completions_name_the_field(ask, body, param, message):
             "tool_choice",
             "'then'",
         ),
-        ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice", ""),
+        ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice", "must be none, auto"),
         ({"chat_template": "x"}, "chat_template", "--trust-request-chat-template"),
         ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "tools"),
         ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt"),
@@ -140,7 +148,7 @@ def test_nulls_and_strangers_are_as_if_not_given(ask):
     answer = client.post("/v1/completions", json={**body, "stream": None, "no_such_field": [1]})
     assert answer.status_code == 200
     (_, _, params) = client.app.state.serving.engine.asked[-1]
-    assert (params.max_tokens, params.temperature, params.stop) == (None, 1.0, ())
+    assert (params.max_tokens, params.temperature, params.stop) == (16, 1.0, ())
 
 
 def test_a_failure_of_ours_is_told_without_details(ask, caplog):
@@ -165,6 +173,9 @@ def test_a_failure_of_ours_is_told_without_details(ask, caplog):
         ("/v1/responses/resp_1/cancel", "nothing is stored"),
         ("/v1/audio/speech", "text only"),
         ("/wake_up", "does not sleep"),
+        ("/pause_generation", "not paused"),
+        ("/invocations", "not served"),
+        ("/collective_rpc", "internals"),
     ],
 )
 def test_routes_that_are_elsewhere_say_why_they_are_not_here(ask, path, why):

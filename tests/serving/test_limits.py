@@ -135,7 +135,7 @@ def test_a_full_queue_says_when_to_come_back(serve):
         engine, serving = server.serving.engine, server.serving
         engine.stats = lambda: StubEngine.stats(_Idle)  # nothing runs, everything waits
         with contextlib.ExitStack() as stack:
-            body = {"prompt": "a", "stream": True, "max_tokens": None}
+            body = {"prompt": "a", "stream": True, "max_tokens": 200}
             for _ in range(2):
                 url = server.base_url + "/v1/completions"
                 stack.enter_context(httpx.stream("POST", url, json=body))
@@ -157,7 +157,7 @@ class _Idle:
 def test_who_hangs_up_is_forgotten(serve, stream):
     with serve(["a"] * 2000, seconds=0.01) as server:
         engine = server.serving.engine
-        body = {"prompt": ["a", "b"], "stream": stream, "max_tokens": None}
+        body = {"prompt": ["a", "b"], "stream": stream, "max_tokens": 200}
         url = server.base_url + "/v1/completions"
         if stream:
             with httpx.stream("POST", url, json=body) as response:
@@ -192,7 +192,7 @@ def test_who_reads_nothing_is_given_up(serve, monkeypatch):
 
 def test_stopping_lets_answers_end(serve):
     with serve(["a"] * 40, seconds=0.01) as server:
-        body = {"prompt": "a", "stream": True, "max_tokens": None}
+        body = {"prompt": "a", "stream": True, "max_tokens": 200}
         with httpx.stream("POST", server.base_url + "/v1/completions", json=body) as response:
             server.stop()
             text = response.read().decode()
@@ -204,7 +204,7 @@ def test_stopping_lets_answers_end(serve):
 
 def test_stopping_does_not_wait_for_ever(serve):
     with serve(["a"] * 5000, seconds=0.01, listen={"drain_seconds": 0.2}) as server:
-        body = {"prompt": "a", "stream": True, "max_tokens": None}
+        body = {"prompt": "a", "stream": True, "max_tokens": 200}
         with httpx.stream("POST", server.base_url + "/v1/completions", json=body) as response:
             server.stop()
             text = response.read().decode()

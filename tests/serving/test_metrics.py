@@ -29,7 +29,7 @@ NAMES = (
     *("request_prefill_kv_computed_tokens", "request_max_num_generation_tokens"),
     *("num_requests_waiting_by_reason", "prompt_tokens_by_source", "corrupted_requests"),
     *("iteration_tokens_total", "cache_config_info", "padding_tokens"),
-    *("compiled_steps", "compile_seconds"),
+    *("compiled_steps", "compile_seconds", "engine_sleep_state"),
 )
 
 
@@ -75,6 +75,8 @@ def test_what_happened_is_counted(ask):
     client.get("/v1/no/such/route")
     told = families(client)
     ended = told["jaxgen:request_success"]
+    for reason in ("length", "abort", "error"):  # there from the beginning, for rates
+        assert value(ended, "jaxgen:request_success_total", finished_reason=reason) == 0
     assert value(ended, "jaxgen:request_success_total", finished_reason="stop") == 2
     tokens = told["jaxgen:request_generation_tokens"]
     assert value(tokens, "jaxgen:request_generation_tokens_sum") == 6
@@ -110,9 +112,9 @@ def test_steps_of_an_engine_are_told():
     asyncio.run(generate(engine))
     told = {f.name: f for f in text_string_to_metric_families(metrics.text().decode())}
     steps, name = told["jaxgen:iteration_tokens_total"], "jaxgen:iteration_tokens_total"
-    # A prompt of 20 in a step of 32, then two decodes of 1.
+    # A prompt of 20 and what follows it in a step of 32, then two decodes of 1.
     assert [value(steps, f"{name}_bucket", le=le) for le in ("1.0", "16.0", "32.0")] == [2, 2, 3]
-    assert value(steps, f"{name}_sum") == 22
+    assert value(steps, f"{name}_sum") == 23
     assert value(told["jaxgen:padding_tokens"], "jaxgen:padding_tokens_total") == 12
     sources, name = told["jaxgen:prompt_tokens_by_source"], "jaxgen:prompt_tokens_by_source_total"
     assert value(sources, name, source="local_compute") == 20
@@ -122,3 +124,6 @@ def test_steps_of_an_engine_are_told():
     assert config.labels["block_size"] == "64"
     assert config.labels["num_gpu_blocks"] == str(engine.stats().kv_total_blocks)
     assert config.labels["enable_prefix_caching"] == "True"
+    blocks, context = engine.stats().kv_total_blocks, engine.max_context
+    assert int(config.labels["kv_cache_size_tokens"]) == blocks * 64
+    assert float(config.labels["kv_cache_max_concurrency"]) == round(blocks * 64 / context, 2)

@@ -101,7 +101,7 @@ def test_reasoning_and_calls(ask, size):
     one = client.post("/v1/chat/completions", json={**body, "parallel_tool_calls": False}).json()
     assert len(one["choices"][0]["message"]["tool_calls"]) == 1
     quiet = client.post("/v1/chat/completions", json={**body, "include_reasoning": False}).json()
-    assert "reasoning" not in quiet["choices"][0]["message"]
+    assert quiet["choices"][0]["message"]["reasoning"] is None
 
 
 def test_logprobs_are_json_in_streams_too(ask):
@@ -119,13 +119,6 @@ def test_logprobs_are_json_in_streams_too(ask):
     assert listed[0] is listed[-1] is None
 
 
-def test_token_ids_in_a_chat_stream(ask):
-    body = {**CHAT, "stream": True, "return_token_ids": True}
-    choices = [e["choices"][0] for e in events(ask().post("/v1/chat/completions", json=body))]
-    assert len(choices[0]["prompt_token_ids"]) > 3
-    assert [token for choice in choices for token in choice.get("token_ids", ())] == [3, 4, 5]
-
-
 def test_logprobs_without_top_logprobs(ask):
     body = {**CHAT, "logprobs": True}
     choice = ask().post("/v1/chat/completions", json=body).json()["choices"][0]
@@ -138,7 +131,7 @@ def test_a_stream_that_is_aborted_says_so(ask):
     engine.aborted.append("cmpl-mine#")  # whatever its number is
     engine.aborted = _Prefixes(engine.aborted)
     headers = {"x-request-id": "mine"}
-    body = {"prompt": "a", "stream": True, "max_tokens": None}
+    body = {"prompt": "a", "stream": True, "max_tokens": 200}
     response = client.post("/v1/completions", json=body, headers=headers)
     assert response.status_code == 503  # it ended before anything was sent
     engine.aborted = _Prefixes(["cmpl-mine#"], after=3)

@@ -110,6 +110,7 @@ class ChatMessage(Answer):
 
     role: str
     content: str | None
+    refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -123,6 +124,8 @@ class ChatChoice(Answer):
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None
     stop_reason: int | str | None = None
+    matched_stop: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatAnswer(Answer):
@@ -135,3 +138,4 @@ class ChatAnswer(Answer):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None

@@ -6,6 +6,9 @@ from jaxgen.sampling import InvalidParameter
 from jaxgen.serving.protocol.sampling import SamplingFields, Whole
 from jaxgen.serving.protocol.service import Answer, TokenId
 
+DEFAULT_MAX_TOKENS = 16
+"""Of a completion that does not say, by leaving it out or by null."""
+
 
 class CompletionRequest(SamplingFields):
     """One prompt or several, as text or as token ids."""
@@ -13,7 +16,7 @@ class CompletionRequest(SamplingFields):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     echo: bool | None = False
     logprobs: Whole | None = None
-    max_tokens: Whole | None = 16
+    max_tokens: Whole | None = DEFAULT_MAX_TOKENS
     best_of: Whole | None = None
     suffix: str | None = None
     add_special_tokens: bool = True
@@ -65,6 +68,7 @@ class CompletionChoice(Answer):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None
     stop_reason: int | str | None = None
+    matched_stop: int | str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None

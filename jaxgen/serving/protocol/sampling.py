@@ -1,7 +1,7 @@
 """The fields that say how to sample, shared by completions and chat, and what becomes of them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -36,16 +36,36 @@ _PARAMS = (
 )
 _REFUSED = {
     "use_beam_search": "is not supported: sample n continuations instead",
+    "length_penalty": "belongs to beam search, which is not supported",
     "prompt_embeds": "is not supported: send text or token ids",
     "kv_transfer_params": "is not supported: no KV cache is transferred",
+    "ec_transfer_params": "is not supported: no encoder's cache is transferred",
     "logits_processors": "is not supported: use logit_bias or structured_outputs",
+    "custom_logit_processor": "is not supported: use logit_bias or structured_outputs",
+    "custom_params": "is not supported: no plug-in reads it",
     "vllm_xargs": "is not supported: no plug-in reads it",
-    "truncation_side": "is not supported: prompts are cut at their beginning",
+    "watermarking": "is not supported",
+    "stream_interval": "is not supported: every token is sent as soon as it is there",
+    "stop_regex": "is not supported: use stop",
+    "lora_path": "is not supported: there are no adapters",
+    "session_params": "is not supported: no session is kept",
+    "return_hidden_states": "is not supported",
+    "return_routed_experts": "is not supported",
+    "mm_processor_kwargs": "is not supported: text only",
+    "media_io_kwargs": "is not supported: text only",
     "guided_json": "was replaced by structured_outputs.json",
     "guided_regex": "was replaced by structured_outputs.regex",
     "guided_choice": "was replaced by structured_outputs.choice",
     "guided_grammar": "was replaced by structured_outputs.grammar",
+    "guided_decoding_backend": "is not supported: there is one grammar library",
+    "guided_whitespace_pattern": "was replaced by structured_outputs.whitespace_pattern",
 }
+_ASKS_FOR_NOTHING = (None, False, [], {}, "")
+_DEFAULTS = {"length_penalty": 1, "stream_interval": 1}
+"""What of these may be sent, as clients do that write out all their defaults."""
+
+_STRUCTURES = {"regex": "regex", "ebnf": "grammar"}
+"""SGLang's fields for structured_outputs."""
 
 
 def _whole(value: object) -> object:
@@ -95,8 +115,11 @@ class SamplingFields(Body):
     spaces_between_special_tokens: bool | None = None
     structured_outputs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     truncate_prompt_tokens: Whole | None = None
-    priority: Whole = 0
+    truncation_side: Literal["left", "right"] | None = None
+    priority: Whole = Field(0, ge=-(2**63), le=2**63 - 1)
     cache_salt: str | None = Field(None, min_length=1)
     request_id: str | None = None
     return_token_ids: bool | None = None
@@ -107,10 +130,7 @@ class SamplingFields(Body):
 
     def check_supported(self) -> None:
         """Refuses by name what is known and cannot be done. InvalidParameter."""
-        extra = self.model_extra or {}
-        for name, why in self.refused.items():
-            if extra.get(name) not in (None, False, [], {}, ""):
-                raise InvalidParameter(name, why)
+        refuse_fields(self.model_extra or {}, self.refused)
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidParameter("prompt_logprobs", "is not available in a stream")
         if self.stream_options is not None and not self.stream:
@@ -120,13 +140,25 @@ class SamplingFields(Body):
         """What is asked of the sampler: `settled` over the body over `defaults`."""
         given = {name: self._field(name) for name in _PARAMS}
         given = {name: value for name, value in given.items() if value is not None}
-        format_ = structure_of(self.response_format)
-        if format_ is not None:
-            if "structured_outputs" in given:
-                message = "and response_format exclude each other"
-                raise InvalidParameter("structured_outputs", message)
-            given["structured_outputs"] = format_
+        structure = self._structure()
+        if structure is not None:
+            given["structured_outputs"] = structure
         return SamplingParams.from_mapping({**defaults, **given, **settled})
+
+    def _structure(self) -> dict[str, Any] | None:
+        """The form that is asked for, by whichever of the fields; two are refused."""
+        asked: dict[str, dict[str, Any] | None] = {
+            "structured_outputs": self.structured_outputs,
+            "response_format": structure_of(self.response_format),
+        }
+        for name, kind in _STRUCTURES.items():
+            value = getattr(self, name)
+            asked[name] = None if value is None else {kind: value}
+        given = {name: form for name, form in asked.items() if form is not None}
+        if len(given) > 1:
+            first, second, *_ = given
+            raise InvalidParameter(first, f"and {second} exclude each other")
+        return next(iter(given.values()), None)
 
     def _field(self, name: str) -> object:
         if name in type(self).model_fields:
@@ -144,6 +176,13 @@ class SamplingFields(Body):
         return self.include_usage and bool(
             self.stream_options and self.stream_options.continuous_usage_stats
         )
+
+
+def refuse_fields(extra: Mapping[str, object], refused: Mapping[str, str]) -> None:
+    """InvalidParameter for the first field of a body that is known and cannot be served."""
+    for name, why in refused.items():
+        if extra.get(name) not in (*_ASKS_FOR_NOTHING, _DEFAULTS.get(name)):
+            raise InvalidParameter(name, why)
 
 
 def structure_of(response_format: Mapping[str, Any] | None) -> dict[str, Any] | None:

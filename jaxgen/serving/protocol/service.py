@@ -118,7 +118,10 @@ class MIIAnswer(RootModel[list[MIIResponse]]):
 
 
 class GenerateRequest(Body):
-    """SGLang's native request: sampling_params by SGLang's names."""
+    """SGLang's native request: sampling_params by SGLang's names.
+
+    priority: larger is served first. extra_key: prefixes are shared under the same one only.
+    """
 
     text: str | list[str] | None = None
     input_ids: list[TokenId] | list[list[TokenId]] | None = None
@@ -127,7 +130,10 @@ class GenerateRequest(Body):
     return_logprob: bool | list[bool] | None = False
     logprob_start_len: int | list[int] | None = -1
     top_logprobs_num: int | list[int] | None = 0
+    return_text_in_logprobs: bool | list[bool] | None = False
     stream: bool = False
+    priority: int = Field(0, ge=-(2**63), le=2**63 - 1)
+    extra_key: str | None = Field(None, min_length=1)
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "GenerateRequest":

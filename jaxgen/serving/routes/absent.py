@@ -10,6 +10,9 @@ _REASONS = {
     "weights": "weights cannot be exchanged while the server runs",
     "profile": "no profile is taken over HTTP",
     "batches": "there are no files and no batches here: send requests",
+    "pause": "the engine is not paused over HTTP: SIGTERM ends it when what runs has ended",
+    "internals": "the engine's internals are not open to HTTP: see /metrics and /get_server_info",
+    "envelope": "requests of this form are not served: use /v1/completions or /generate",
 }
 _ABSENT = {
     **dict.fromkeys(
@@ -41,6 +44,23 @@ _ABSENT = {
         ),
         "weights",
     ),
+    **dict.fromkeys(
+        (
+            *("/pause", "/resume", "/is_paused", "/pause_generation", "/continue_generation"),
+            "/abort_requests",
+        ),
+        "pause",
+    ),
+    **dict.fromkeys(("/collective_rpc", "/open_session", "/close_session"), "internals"),
+    **dict.fromkeys(
+        (
+            *("/invocations", "/inference/v1/generate", "/v1/decisions"),
+            *("/api/chat", "/api/generate", "/api/tags", "/api/show"),
+            *("/v1/completions/render", "/v1/chat/completions/render"),
+        ),
+        "envelope",
+    ),
+    "/update_weights_from_ipc": "weights",
     "/start_profile": "profile",
     "/stop_profile": "profile",
 }

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from jaxgen.serving.chat_request import Chat, understand
-from jaxgen.serving.chunks import ChatChunk, Envelope
+from jaxgen.serving.chunks import ChatChunk, Envelope, beside_choices
 from jaxgen.serving.connection import EventStream, JSONAnswer, while_connected
 from jaxgen.serving.context import Serving
 from jaxgen.serving.deltas import CompletionDelta
@@ -17,6 +17,7 @@ from jaxgen.serving.generation import Answered, Grown, collect, deltas
 from jaxgen.serving.logprobs import chat_logprobs, prompt_logprobs
 from jaxgen.serving.parsers import Event, ToolCall
 from jaxgen.serving.protocol.chat import ChatRequest
+from jaxgen.serving.stops import matched_stop
 from jaxgen.serving.tools import TextParser
 from jaxgen.serving.usage import usage
 from jaxgen.serving.voice import Message, delta_of, finish_reason, read_whole
@@ -42,12 +43,12 @@ def _answer(chat: Chat, result: Answered) -> dict[str, Any]:
         "model": chat.model,
         "choices": [_choice(chat, grown, i) for i, grown in enumerate(result.completions)],
         "usage": usage(len(prompt.ids), result.generated, result.cached_tokens),
+        "prompt_logprobs": None,
+        "prompt_token_ids": prompt.ids if chat.body.return_token_ids else None,
     }
     if chat.body.prompt_logprobs is not None and result.prompt_logprobs is not None:
         count = chat.body.prompt_logprobs
         answer["prompt_logprobs"] = prompt_logprobs(chat.names, result.prompt_logprobs, count)
-    if chat.body.return_token_ids:
-        answer["prompt_token_ids"] = prompt.ids
     return answer
 
 
@@ -60,7 +61,7 @@ def _choice(chat: Chat, grown: Grown, index: int) -> dict[str, Any]:
         message.content.insert(0, chat.opening)
     entries = grown.logprobs or []
     top = body.top_logprobs or 0
-    choice = {
+    return {
         "index": index,
         "message": message.rendered(chat.role, reasoning=body.include_reasoning),
         "logprobs": {"content": chat_logprobs(chat.names, entries, top)} if body.logprobs else None,
@@ -68,10 +69,9 @@ def _choice(chat: Chat, grown: Grown, index: int) -> dict[str, Any]:
             str(grown.finish_reason), calls=bool(message.calls), named=chat.forced
         ),
         "stop_reason": grown.stop_reason,
+        "matched_stop": matched_stop(chat.names.tokenizer, grown),
+        "token_ids": grown.token_ids if body.return_token_ids else None,
     }
-    if body.return_token_ids:
-        choice["token_ids"] = grown.token_ids
-    return choice
 
 
 async def _stream(serving: Serving, chat: Chat) -> AsyncGenerator[bytes]:
@@ -94,9 +94,10 @@ async def _stream(serving: Serving, chat: Chat) -> AsyncGenerator[bytes]:
                 envelope.prompt_tokens = len(delta.prompt_token_ids)
                 envelope.cached_tokens = delta.cached_tokens
                 start = {"role": chat.role, "content": chat.opening}
-                told = {"prompt_token_ids": delta.prompt_token_ids}
-                more = told if chat.body.return_token_ids else {}
-                pieces += [chunk.delta(index, start, more=more) for index in range(n)]
+                pieces += [chunk.delta(index, start) for index in range(n)]
+                if chat.body.return_token_ids:
+                    ids = delta.prompt_token_ids
+                    pieces[0] = beside_choices(pieces[0], prompt_token_ids=ids)
             for completion in delta.completions:
                 envelope.completion_tokens += len(completion.token_ids)
                 if plain and completion.finish_reason is None:
@@ -138,7 +139,9 @@ class _ChoiceWriter:
             reason = finish_reason(
                 str(delta.finish_reason), calls=self._called, named=self._chat.forced
             )
-            pieces.append(self._chunk.finish(self._index, reason, delta.stop_reason))
+            matched = matched_stop(self._chat.names.tokenizer, delta)
+            ending = {"stop_reason": delta.stop_reason, "matched_stop": matched}
+            pieces.append(self._chunk.finish(self._index, reason, **ending))
         return pieces
 
     def _changes(self, delta: CompletionDelta) -> list[dict[str, Any]]:

@@ -18,7 +18,8 @@ from jaxgen.serving.deltas import CompletionDelta, RequestDelta
 from jaxgen.serving.generation import Answered, Grown, Work, collect, deltas
 from jaxgen.serving.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
 from jaxgen.serving.prompts import Prompt, check_room, read_prompt
-from jaxgen.serving.protocol.completion import CompletionRequest
+from jaxgen.serving.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
+from jaxgen.serving.stops import matched_stop
 from jaxgen.serving.usage import usage
 
 
@@ -48,7 +49,8 @@ async def _understand(serving: Serving, request: Request, body: CompletionReques
     model = serving.check_model(body.model)
     body.check_supported()
     just_echo = bool(body.echo) and body.max_tokens == 0
-    settled: dict[str, Any] = {"max_tokens": 1 if just_echo else body.max_tokens}
+    wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    settled: dict[str, Any] = {"max_tokens": 1 if just_echo else wanted}
     if body.logprobs is not None:
         settled["logprobs"] = body.logprobs
         if body.echo:
@@ -59,7 +61,8 @@ async def _understand(serving: Serving, request: Request, body: CompletionReques
             serving,
             given,
             add_special_tokens=body.add_special_tokens,
-            keep_last=body.truncate_prompt_tokens,
+            keep=body.truncate_prompt_tokens,
+            keep_first=body.truncation_side == "right",
         )
         for given in body.prompts()
     ]
@@ -109,6 +112,8 @@ def _choice(
         "logprobs": None,
         "finish_reason": "length" if asked.just_echo else grown.finish_reason,
         "stop_reason": grown.stop_reason,
+        "matched_stop": None if asked.just_echo else matched_stop(asked.names.tokenizer, grown),
+        **dict.fromkeys(("prompt_logprobs", "token_ids", "prompt_token_ids")),
     }
     if body.logprobs is not None:
         entries: list[TokenLogprob | None] = [*(grown.logprobs or [])[: len(token_ids)]]
@@ -154,6 +159,7 @@ async def _stream(serving: Serving, asked: _Asked) -> AsyncGenerator[bytes]:
     )
     chunk, prompts = CompletionChunk(envelope), asked.work.prompts
     logprobs: dict[int, CompletionLogprobs] = {}
+    begun: set[int] = set()
     plain = body.logprobs is None and not body.return_token_ids
     textless = asked.names.tokenizer is None  # then every token is news, though it has no text
     async with aclosing(deltas(serving, asked.work)) as stream:
@@ -167,6 +173,7 @@ async def _stream(serving: Serving, asked: _Asked) -> AsyncGenerator[bytes]:
                     for index in range(place * n, place * n + n):
                         writer = logprobs.setdefault(index, _logprobs_of(asked))
                         pieces.append(chunk.text(index, text, _echoed(asked, delta, writer)))
+                        begun.add(index)
             for completion in delta.completions:
                 if asked.just_echo:
                     completion = _nothing_of(completion)
@@ -177,7 +184,9 @@ async def _stream(serving: Serving, asked: _Asked) -> AsyncGenerator[bytes]:
                         pieces.append(chunk.text(index, completion.text))
                     continue
                 writer = logprobs.get(index) or logprobs.setdefault(index, _logprobs_of(asked))
-                more = _members(asked, completion, writer)
+                first = None if index in begun else prompts[place]
+                begun.add(index)
+                more = _members(asked, completion, writer, first)
                 pieces.append(chunk.text(index, completion.text, more))
             if pieces:
                 yield "".join(pieces).encode()
@@ -191,16 +200,18 @@ def _nothing_of(delta: CompletionDelta) -> CompletionDelta:
 
 def _echoed(asked: _Asked, delta: RequestDelta, writer: CompletionLogprobs) -> str:
     """What the chunk of an echoed prompt tells beside the prompt's text."""
-    top, known = asked.body.logprobs, delta.prompt_logprobs
-    if top is None or known is None:
-        return ""
-    shown = writer.render(delta.prompt_token_ids, known, top)
-    members = {"logprobs": shown, "finish_reason": None, "stop_reason": None}
-    return "," + json.dumps(members, allow_nan=False)[1:-1]
+    top, known, members = asked.body.logprobs, delta.prompt_logprobs, {}
+    if top is not None and known is not None:
+        members["logprobs"] = writer.render(delta.prompt_token_ids, known, top)
+    if asked.body.return_token_ids:
+        members |= {"prompt_token_ids": delta.prompt_token_ids, "token_ids": []}
+    return _json({"logprobs": None, "finish_reason": None, "stop_reason": None} | members)
 
 
-def _members(asked: _Asked, delta: CompletionDelta, writer: CompletionLogprobs) -> str:
-    """What a chunk tells beside its text."""
+def _members(
+    asked: _Asked, delta: CompletionDelta, writer: CompletionLogprobs, first: Prompt | None
+) -> str:
+    """What a chunk tells beside its text. first: the prompt, in the first chunk of a choice."""
     top, shown = asked.body.logprobs, None
     if top is not None and delta.logprobs:
         shown = writer.render(delta.token_ids, delta.logprobs, top)
@@ -209,6 +220,14 @@ def _members(asked: _Asked, delta: CompletionDelta, writer: CompletionLogprobs) 
         "finish_reason": delta.finish_reason,
         "stop_reason": delta.stop_reason,
     }
+    if delta.finish_reason is not None:
+        members["matched_stop"] = matched_stop(asked.names.tokenizer, delta)
     if asked.body.return_token_ids:
         members["token_ids"] = delta.token_ids
+        if first is not None:
+            members["prompt_token_ids"] = first.ids
+    return _json(members)
+
+
+def _json(members: dict[str, Any]) -> str:
     return "," + json.dumps(members, allow_nan=False)[1:-1]
