@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxgen.engine.compiler_options import compiler_options
 from jaxgen.engine.eager import on_one_device
 from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, page_specs
@@ -146,7 +147,7 @@ def draw_step(model: Model, demand: Demand, *, eager: bool = False) -> Wrapped:
         out_specs=(_REPLICATED, _REPLICATED),
         eager=eager,
     )
-    return jax.jit(mapped, donate_argnums=0)
+    return jax.jit(mapped, donate_argnums=0, compiler_options=compiler_options(model.mesh))
 
 
 def _run(
@@ -186,7 +187,7 @@ def _jit_on_pages(
         out_specs=(pages, *[_REPLICATED] * outputs),
         eager=eager,
     )
-    return jax.jit(mapped, donate_argnums=1)
+    return jax.jit(mapped, donate_argnums=1, compiler_options=compiler_options(model.mesh))
 
 
 def _on_mesh(
