@@ -71,7 +71,10 @@ def _model_options() -> Parser:
         "--dtype", help="of weights and activations: auto (the checkpoint's), float32, bfloat16 ..."
     )
     group.add_argument(
-        "--tensor-parallel-size", type=int, metavar="N", help="devices that share each layer"
+        *("--tensor-parallel-size", "-tp"),
+        type=int,
+        metavar="N",
+        help="devices that share each layer",
     )
     group.add_argument(
         "--expert-parallel-size",

@@ -23,7 +23,10 @@ def add_plan(commands: Any, engine_options: argparse.ArgumentParser) -> None:  #
     )
     plan.add_argument("--dtype", help="of weights and activations; default: the config's")
     plan.add_argument(
-        "--tensor-parallel-size", type=int, metavar="N", help="devices that share each layer"
+        *("--tensor-parallel-size", "-tp"),
+        type=int,
+        metavar="N",
+        help="devices that share each layer",
     )
     plan.add_argument(
         "--expert-parallel-size",

@@ -16,6 +16,7 @@ from jaxgen.commands.serve_options import API_KEY_VARIABLE
 from jaxgen.config import DEFAULT_MAX_NUM_SEQS
 from jaxgen.llm import LLM
 from jaxgen.opened import OpenedModel
+from jaxgen.sampling import SamplingParams
 from jaxgen.serving.garbage import calm_collector
 from jaxgen.serving.replicas.adoption import adopted, device_environments, replica_options
 from jaxgen_checkpoints.errors import ConfigError
@@ -28,6 +29,9 @@ _RENAMED = {
     "api_key": "api_keys",
     "shutdown_timeout": "drain_seconds",
 }
+
+
+_GENERATION_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -111,10 +115,21 @@ def _listed(values: list[str]) -> list[str]:
 
 def _sampling_defaults(args: argparse.Namespace, opened: OpenedModel) -> Mapping[str, Any]:
     """Of the checkpoint; like vLLM, a client that wants greedy answers asks for temperature 0."""
-    if args.generation_config == "vllm":
-        return {}
-    return {
-        name: value
-        for name, value in opened.sampling_defaults.items()
-        if (name, value) != ("temperature", 0.0)
+    held = {} if args.generation_config == "vllm" else opened.sampling_defaults
+    defaults = {
+        name: value for name, value in held.items() if (name, value) != ("temperature", 0.0)
     }
+    return {**defaults, **_override(args.override_generation_config)}
+
+
+def _override(text: str | None) -> Mapping[str, Any]:
+    """--override-generation-config; ConfigError for what no request could ask for."""
+    try:
+        given = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"override_generation_config is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f"override_generation_config must be a JSON object, got {text}")
+    renamed = {_GENERATION_NAMES.get(name, name): value for name, value in given.items()}
+    SamplingParams.from_mapping(renamed)
+    return renamed

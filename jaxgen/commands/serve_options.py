@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from jaxgen.commands.peer_options import add_peer_options
+
 API_KEY_VARIABLE = "JAXGEN_API_KEY"
 
 
@@ -19,6 +21,7 @@ def add_serve(
     _model(serve.add_argument_group("answers"))
     _limits(serve.add_argument_group("limits"))
     _browsers(serve.add_argument_group("browsers and logs"))
+    add_peer_options(serve)
 
 
 def _listening(group: Any) -> None:  # noqa: ANN401
@@ -37,7 +40,7 @@ def _listening(group: Any) -> None:  # noqa: ANN401
     group.add_argument("--ssl-cert-reqs", type=int, metavar="N", help="2 demands one of clients")
     group.add_argument("--root-path", metavar="PATH", help="where a proxy puts this server")
     group.add_argument(
-        "--data-parallel-size",
+        *("--data-parallel-size", "-dp"),
         type=int,
         metavar="N",
         help="so many replicas behind the port, each on devices of its own; default 1",
@@ -78,6 +81,24 @@ def _model(group: Any) -> None:  # noqa: ANN401
         "--generation-config",
         choices=("auto", "vllm"),
         help="where a request's defaults come from: the checkpoint (auto), or nowhere (vllm)",
+    )
+    group.add_argument(
+        "--override-generation-config",
+        metavar="JSON",
+        help='a request\'s defaults over these, like {"temperature": 0.6}',
+    )
+    group.add_argument(
+        "--return-tokens-as-token-ids",
+        action="store_const",
+        const=True,
+        help="logprobs name every token token_id:N, as if each request asked for it",
+    )
+    group.add_argument(
+        "--enable-force-include-usage",
+        action="store_const",
+        const=True,
+        dest="force_usage",
+        help="streams end with their usage, as if each request asked for it",
     )
     group.add_argument(
         "--enable-auto-tool-choice",

@@ -95,7 +95,7 @@ async def understand(serving: Serving, public_id: str, body: ChatRequest) -> Cha
         work=Work(public_id, [prompt], params, body.priority, body.cache_salt),
         model=model,
         created=int(time.time()),
-        names=TokenNames(serving.engine.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        names=serving.token_names(as_ids=body.return_tokens_as_token_ids),
         parser=parser,
         role=role,
         opening=last["content"] if echoed else "",

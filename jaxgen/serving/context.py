@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jaxgen.serving.errors import ApiError, unavailable
+from jaxgen.serving.logprobs import TokenNames
 from jaxgen.serving.metrics import Metrics
 from jaxgen.serving.settings import ServerSettings
 from jaxgen.text.tokenizer import Tokenizer
@@ -47,6 +48,11 @@ class Serving:
         if self.engine.tokenizer is None:
             raise ApiError(400, "this model has no tokenizer: send the prompt as token ids")
         return self.engine.tokenizer
+
+    def token_names(self, *, as_ids: bool | None) -> TokenNames:
+        """How tokens are named beside their logprobs. as_ids: whether the request wants ids."""
+        by_id = as_ids or self.settings.return_tokens_as_token_ids
+        return TokenNames(self.engine.tokenizer, as_ids=bool(by_id))
 
     def whats_wrong(self) -> str | None:
         """Why nothing can be generated; None while all is well."""

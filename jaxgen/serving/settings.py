@@ -15,6 +15,7 @@ class ServerSettings:
     served_model_names: what clients may call the model, the first in answers; () is the engine's.
     api_keys: any of them opens the server; () leaves it open to all.
     sampling_defaults: by SamplingParams' names, for what a request leaves out.
+    return_tokens_as_token_ids: logprobs name tokens by id. force_usage: streams end with their usage.
     tool_call_parser, reasoning_parser: names in jaxgen.serving.parsers; None reads neither.
     max_body_bytes, max_json_depth, max_choices: of one request; choices are prompts times n.
     max_queued_requests: that wait for the engine; one more is told to come back (503).
@@ -34,6 +35,8 @@ class ServerSettings:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     trust_request_chat_template: bool = False
+    return_tokens_as_token_ids: bool = False
+    force_usage: bool = False
     max_body_bytes: int = 32 * 2**20
     max_json_depth: int = 64
     max_choices: int = 1024

@@ -183,3 +183,13 @@ def test_effort_of_reasoning_reaches_the_template(ask):
         client.post("/v1/chat/completions", json=body)
         told.append(client.app.state.serving.engine.tokenizer.decode(asked_last(client)[0]))
     assert json.dumps(told) == '["none False", "high True"]'
+
+
+def test_a_server_may_ask_for_its_clients(ask):
+    client = ask(return_tokens_as_token_ids=True, force_usage=True)
+    for path, body in BODIES.items():
+        asked = {**body, "logprobs": 1 if "prompt" in body else True, "stream": True}
+        *chunks, last = events(client.post(path, json=asked))
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == 3
+        assert "token_id:3" in json.dumps(chunks)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from jaxgen.cli import main
 from jaxgen.commands.opening import open_for
 from jaxgen.commands.parser import build_parser
+from jaxgen.commands.peer_options import ALWAYS_SO, REFUSED
+from jaxgen.commands.serve import server_settings
 from jaxgen.engine import build
 from jaxgen.llm import LLM
 from jaxgen.sampling import SamplingParams
@@ -35,6 +38,10 @@ SMALL += ("--max-num-seqs", "2", "--host", "127.0.0.1")
         (("--allowed-origins", "[nothing"), "JSON list"),
         (("--chat-template", "no/such/file"), "no/such/file"),
         (("--generation-config", "elsewhere"), "invalid choice"),
+        (("--override-generation-config", "{"), "not JSON"),
+        (("--override-generation-config", "[1]"), "JSON object"),
+        (("--override-generation-config", '{"temperature": 9}'), "temperature must be"),
+        *(((option, "x"), why) for option, why in REFUSED.items()),
     ],
 )
 def test_refusals_are_one_line(golden_dir, capsys, monkeypatch, words, message):
@@ -47,6 +54,19 @@ def test_refusals_are_one_line(golden_dir, capsys, monkeypatch, words, message):
     assert code == 2
     lines = capsys.readouterr().err.splitlines()
     assert any(line.startswith("error: ") and message in line for line in lines)
+
+
+def test_options_of_vllm_that_change_what_is_served():
+    words = ["serve", "m", "-tp", "2", "-dp", "3", *ALWAYS_SO, "--return-tokens-as-token-ids"]
+    words += ["--enable-force-include-usage", "--generation-config", "vllm"]
+    words += ["--override-generation-config", '{"temperature": 0.6, "max_new_tokens": 5}']
+    args = build_parser().parse_args(words)
+    assert (args.tensor_parallel_size, args.data_parallel_size) == (2, 3)
+    settings = server_settings(args, SimpleNamespace(sampling_defaults={"top_k": 5}))
+    assert settings.sampling_defaults == {"temperature": 0.6, "max_tokens": 5}
+    assert settings.return_tokens_as_token_ids
+    assert settings.force_usage
+    assert not any(key.replace("_", "-") in " ".join(ALWAYS_SO) for key in vars(args))
 
 
 def test_a_port_in_use_is_told_first(capsys):

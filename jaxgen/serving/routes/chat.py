@@ -80,7 +80,7 @@ async def _stream(serving: Serving, chat: Chat) -> AsyncGenerator[bytes]:
         chat.work.public_id,
         chat.model,
         chat.created,
-        usage=chat.body.include_usage,
+        usage=chat.body.include_usage or serving.settings.force_usage,
         continuous=chat.body.continuous_usage,
     )
     chunk = ChatChunk(envelope)

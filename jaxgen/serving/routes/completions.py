@@ -69,13 +69,12 @@ async def _understand(serving: Serving, request: Request, body: CompletionReques
     for prompt in prompts:
         check_room(serving, prompt, params)
     public_id = f"cmpl-{body.request_id or request.state.request_id}"
-    tokenizer = serving.engine.tokenizer
     return _Asked(
         body=body,
         work=Work(public_id, prompts, params, body.priority, body.cache_salt),
         model=model,
         created=int(time.time()),
-        names=TokenNames(tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        names=serving.token_names(as_ids=body.return_tokens_as_token_ids),
         just_echo=just_echo,
     )
 
@@ -154,7 +153,7 @@ async def _stream(serving: Serving, asked: _Asked) -> AsyncGenerator[bytes]:
         asked.work.public_id,
         asked.model,
         asked.created,
-        usage=body.include_usage,
+        usage=body.include_usage or serving.settings.force_usage,
         continuous=body.continuous_usage,
     )
     chunk, prompts = CompletionChunk(envelope), asked.work.prompts
