@@ -15,7 +15,7 @@ class ServerSettings:
     served_model_names: what clients may call the model, the first in answers; () is the engine's.
     api_keys: any of them opens the server; () leaves it open to all.
     sampling_defaults: by SamplingParams' names, for what a request leaves out.
-    return_tokens_as_token_ids: logprobs name tokens by id. force_usage: streams end with their usage.
+    return_tokens_as_token_ids: logprobs name tokens by id. force_usage: streams end with usage.
     tool_call_parser, reasoning_parser: names in jaxgen.serving.parsers; None reads neither.
     max_body_bytes, max_json_depth, max_choices: of one request; choices are prompts times n.
     max_queued_requests: that wait for the engine; one more is told to come back (503).
