@@ -14,6 +14,9 @@ MANY_TOKENS = 512
 it does not matter for how many rows they compute logits.
 """
 
+MANY_ROWS = 256
+"""So many decodes take longer than reading the weights: here too sizes lie closer together."""
+
 FILLED_FROM = 256
 """Tokens from which a step's products take longer than reading the weights, roughly: below it a
 padded step is as fast as a full one.
@@ -64,7 +67,8 @@ class Buckets:
     ) -> "Buckets":
         """Buckets for batches of at most max_tokens tokens (padding not counted) and max_rows rows.
 
-        Rows of decode buckets are powers of two, then max_rows: fewer than twice the rows needed.
+        Rows of decode buckets are powers of two, from 256 on also halfway between them, then
+        max_rows: fewer than twice the rows needed.
         Where many rows of max_blocks make a large table there is one more, as wide as a small table
         allows: long contexts are the exception. Mixed steps take long enough to hide theirs.
         Tokens of mixed buckets are powers of two from smallest_mixed, from 512 on also halfway
@@ -80,7 +84,7 @@ class Buckets:
             )
         decode = tuple(
             Bucket(rows * row_alignment, rows, blocks, decode=True)
-            for rows in _doubling(1, max_rows)
+            for rows in _sizes(1, max_rows, MANY_ROWS)
             for blocks in sorted({min(max_blocks, max(1, SMALL_TABLE // rows)), max_blocks})
         )
         padded = max_tokens + (row_alignment - 1) * max_rows
@@ -88,7 +92,7 @@ class Buckets:
         smallest = -(-smallest_mixed // row_alignment) * row_alignment
         mixed = tuple(
             Bucket(tokens, rows, max_blocks, decode=False)
-            for tokens in _mixed_sizes(smallest, most, row_alignment)
+            for tokens in _sizes(smallest, most, MANY_TOKENS, row_alignment)
             for rows in sorted(
                 {
                     min(cap, tokens // row_alignment)
@@ -141,8 +145,8 @@ def _doubling(first: int, last: int) -> list[int]:
     return [*sizes, last]
 
 
-def _mixed_sizes(first: int, last: int, align: int) -> list[int]:
-    """_doubling, and multiples of align halfway between those that are large."""
+def _sizes(first: int, last: int, many: int, align: int = 1) -> list[int]:
+    """_doubling, and multiples of align halfway between those from `many` on."""
     sizes = _doubling(first, last)
-    halfway = [size // 2 * 3 // align * align for size in sizes if size >= MANY_TOKENS]
+    halfway = [size // 2 * 3 // align * align for size in sizes if size >= many]
     return sorted({*sizes, *(size for size in halfway if size < last)})
