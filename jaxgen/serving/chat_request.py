@@ -78,7 +78,11 @@ async def understand(serving: Serving, public_id: str, body: ChatRequest) -> Cha
         settled["skip_special_tokens"] = False
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     settled["max_tokens"] = asked
-    params = body.params(serving.settings.sampling_defaults, **settled)
+    shown = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+    try:
+        params = body.params(serving.settings.sampling_defaults, **settled)
+    except InvalidParameter as error:
+        raise error.under({"logprobs": "top_logprobs", **shown}) from None
     prompt = await render(serving, body)
     check_room(serving, prompt, params)
     if reasoning is not None and thinking_is_over(serving, prompt):

@@ -75,7 +75,11 @@ class Served(Protocol):
 
 
 def bind(listen: ListenSettings) -> socket.socket:
-    """A socket that holds the address and does not listen yet. RefusedInput if it is taken."""
+    """A socket that holds the address and does not listen yet. RefusedInput if it is taken.
+
+    A server that has just ended holds nobody up; one that loads its model does, though it does not
+    listen either.
+    """
     host = listen.host or ""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
@@ -86,7 +90,18 @@ def bind(listen: ListenSettings) -> socket.socket:
         bound.close()
         place = f"{host or '0.0.0.0'}:{listen.port}"
         raise RefusedInput(f"cannot listen on {place}: {error.strerror}") from error
+    # Linux lets sockets that all say so share an address until one of them listens.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     return bound
+
+
+def start_listening(bound: socket.socket) -> None:
+    """Connections to a socket from `bind` wait for the server from now. RefusedInput if taken."""
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.listen()
+    except OSError as error:
+        raise RefusedInput(f"cannot listen on {bound.getsockname()}: {error.strerror}") from error
 
 
 def run_server(
@@ -101,6 +116,7 @@ def run_server(
     held = bind(listen) if bound is None else bound
     serving: Served = app.state.serving
     server = Server(app, listen)
+    start_listening(held)
     host, port = held.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     scheme = "http" if listen.ssl_certfile is None else "https"

@@ -95,12 +95,39 @@ def test_completions_name_the_field(ask, body, param, message):
         ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
         ({"functions": [{}]}, "functions", "tools"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+        ({"max_tokens": 0}, "max_tokens", "from 1"),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens", "from 1"),
+        ({"verbosity": "low"}, "verbosity", "not supported"),
+        ({"web_search_options": {"user_location": 1}}, "web_search_options", "not supported"),
     ],
 )
 def test_chat_names_the_field(ask, body, param, message):
     error = error_of(ask().post("/v1/chat/completions", json={**CHAT, **body}))
     assert error["param"] == param
     assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("previous_response_id", "resp_1"),
+        ("background", True),
+        ("include", ["message.output_text.logprobs"]),
+        ("top_logprobs", 3),
+        ("truncation", "auto"),
+        ("stream_options", {"include_obfuscation": True}),
+        ("conversation", "conv_1"),
+        ("temperature", 3),
+    ],
+)
+def test_responses_name_the_field(ask, field, value):
+    client = ask()
+    assert (
+        error_of(client.post("/v1/responses", json={"input": "hi", field: value}))["param"] == field
+    )
+    none = {"input": "hi", "truncation": "disabled", "include": [], "background": False}
+    assert client.post("/v1/responses", json=none).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])

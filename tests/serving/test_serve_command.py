@@ -20,7 +20,7 @@ from jaxgen.commands.serve import server_settings
 from jaxgen.engine import build
 from jaxgen.llm import LLM
 from jaxgen.sampling import SamplingParams
-from jaxgen.serving.server import ListenSettings, bind
+from jaxgen.serving.server import ListenSettings, bind, start_listening
 
 SMALL = ("--dtype", "float32", "--max-num-batched-tokens", "16", "--max-model-len", "96")
 SMALL += ("--max-num-seqs", "2", "--host", "127.0.0.1")
@@ -70,11 +70,23 @@ def test_options_of_vllm_that_change_what_is_served():
 
 
 def test_a_port_in_use_is_told_first(capsys):
-    with bind(ListenSettings(host="127.0.0.1", port=0)) as taken:
+    with bind(ListenSettings(host="127.0.0.1", port=0)) as taken:  # it does not even listen yet
         port = str(taken.getsockname()[1])
-        taken.listen()
         assert main(["serve", "no/such/model", "--host", "127.0.0.1", "--port", port]) == 2
     assert port in capsys.readouterr().err
+
+
+def test_a_port_is_free_again_at_once():
+    """Connections that a server has closed keep its port for a minute from others."""
+    with bind(ListenSettings(host="127.0.0.1", port=0)) as first:
+        start_listening(first)
+        port = first.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = first.accept()
+            accepted.close()
+            assert client.recv(1) == b""
+    with bind(ListenSettings(host="127.0.0.1", port=port)) as second:
+        start_listening(second)
 
 
 @pytest.mark.filterwarnings("ignore:an in-memory checkpoint has no tokenizer")

@@ -6,8 +6,14 @@ from pydantic import Field
 
 from jaxgen.sampling import InvalidParameter
 from jaxgen.serving.protocol.completion import Usage
-from jaxgen.serving.protocol.sampling import SamplingFields, Whole
+from jaxgen.serving.protocol.sampling import SamplingFields, Whole, refuse_fields
 from jaxgen.serving.protocol.service import Answer, Body
+
+_REFUSED = {
+    "web_search_options": "is not supported: nothing is looked up",
+    "verbosity": "is not supported: ask for it in a message",
+    "return_prompt_text": "is not supported: /tokenize and /detokenize show the prompt",
+}
 
 
 class FunctionDefinition(Body):
@@ -67,6 +73,7 @@ class ChatRequest(SamplingFields):
                 raise InvalidParameter(name, "was replaced by tools and tool_choice")
         if extra.get("audio") or extra.get("modalities") not in (None, ["text"]):
             raise InvalidParameter("modalities", "other than text are not supported")
+        refuse_fields(extra, _REFUSED)
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs", "needs logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:

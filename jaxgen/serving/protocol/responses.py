@@ -10,7 +10,7 @@ from jaxgen.serving.bodies import validated
 from jaxgen.serving.errors import bad_request
 from jaxgen.serving.messages import text_of
 from jaxgen.serving.protocol.chat import ChatRequest
-from jaxgen.serving.protocol.sampling import Number, Whole
+from jaxgen.serving.protocol.sampling import Number, Whole, refuse_fields
 from jaxgen.serving.protocol.service import Answer, Body
 
 _UNSUPPORTED = {
@@ -19,6 +19,9 @@ _UNSUPPORTED = {
     "background": "is not supported: the answer comes with the request",
     "prompt": "is not supported: no prompt is stored",
     "max_tool_calls": "is not supported",
+    "include": "is not supported: a response has its text, its calls and its reasoning",
+    "top_logprobs": "is not supported here: /v1/chat/completions has logprobs",
+    "stream_options": "is not supported: a stream ends with its usage in any case",
 }
 
 
@@ -56,11 +59,11 @@ class ResponsesRequest(Body):
     def as_chat(self) -> ChatRequest:
         """The same as a chat request. ApiError or InvalidParameter for what has no such form."""
         extra = self.model_extra or {}
-        for name, why in _UNSUPPORTED.items():
-            if extra.get(name) not in (None, False):
-                raise InvalidParameter(name, why)
+        refuse_fields(extra, _UNSUPPORTED)
+        if extra.get("truncation") not in (None, "disabled"):
+            raise InvalidParameter("truncation", "is not supported: send what the context holds")
         asked: dict[str, Any] = {
-            **{name: value for name, value in extra.items() if name not in ("stream_options",)},
+            **extra,
             "model": self.model,
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,

@@ -136,5 +136,4 @@ def _params(serving: Serving, body: GenerateRequest, given: Mapping[str, Any]) -
     try:
         return SamplingParams.from_mapping(values)
     except InvalidParameter as error:
-        shown = {ours: name for name, ours in _RENAMED.items()}.get(error.param, error.param)
-        raise InvalidParameter(shown, str(error).removeprefix(f"{error.param} ")) from None
+        raise error.under({ours: name for name, ours in _RENAMED.items()}) from None
