@@ -18,7 +18,11 @@ LOWEST_TEMPERATURE = 0.01
 """Positive temperatures are raised to this: below it float32 logits overflow when divided."""
 
 LARGEST_FACTOR = 1e9
-"""Bounds repetition_penalty: what the device's float32 can divide and multiply by."""
+"""Bounds repetition_penalty, and its inverse: what the device's float32 can divide and multiply by.
+"""
+
+SMALLEST_MASS = float(np.finfo(np.float32).tiny)
+"""A smaller top_p is raised to this: the device would take it for 0, which no token reaches."""
 
 MAX_LOGPROBS = 20
 MAX_N = 16384
@@ -130,9 +134,10 @@ class SamplingParams:
         self._integer("n", 1, MAX_N)
         self._real("presence_penalty", -2, 2)
         self._real("frequency_penalty", -2, 2)
-        self._real("repetition_penalty", 0, LARGEST_FACTOR, low_open=True)
+        self._real("repetition_penalty", 1 / LARGEST_FACTOR, LARGEST_FACTOR)
         self._real("temperature", 0, 2)
         self._real("top_p", 0, 1, low_open=True)
+        self._set("top_p", max(self.top_p, SMALLEST_MASS))
         self._integer("top_k", -1, 2**31 - 1)
         self._real("min_p", 0, 1)
         self._integer("seed", -(2**63), 2**63 - 1, optional=True)

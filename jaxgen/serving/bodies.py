@@ -36,6 +36,9 @@ async def read_body[Model: BaseModel](request: Request, model: type[Model], dept
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not (media.endswith("+json")):
         raise ApiError(415, f"Content-Type must be application/json, not {media!r}")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise ApiError(415, f"Content-Encoding {coding!r} is not understood: send plain JSON")
     body = await request.body()
     if len(body) <= SHORT_BODY:
         return validated(model, parse_object(body, depth))

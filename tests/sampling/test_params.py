@@ -16,6 +16,7 @@ from jaxgen.sampling import InvalidParameter, SamplingParams, StructuredOutputs
         ("frequency_penalty", -2.1),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", math.inf),
+        ("repetition_penalty", 1e-38),
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", 2.5),

@@ -148,6 +148,16 @@ def test_cuts_keep_exactly_the_tail(rows, top_k, top_p):
     assert top_p == 1.0 or chances[above_smallest].sum() < top_p + 1e-5
 
 
+@pytest.mark.parametrize("top_p", [1e-300, 1e-45, 1e-40, 1e-20])
+def test_the_smallest_mass_is_the_likeliest_token(top_p):
+    """float32 knows no such numbers: taken for 0 they would leave nothing to draw from."""
+    logits = np.zeros((1, 9), np.float32)
+    logits[0, 4] = 1
+    least = jnp.array([SamplingParams(top_p=top_p).top_p], jnp.float32)
+    kept = np.isfinite(jax.jit(keep_top_p)(logits, least))
+    assert kept.tolist() == [[token == 4 for token in range(9)]]
+
+
 def test_batch_mates_slots_and_padding_change_nothing():
     rng = np.random.default_rng(3)
     mine, other = rng.normal(0, 1, (2, VOCAB))

@@ -167,6 +167,8 @@ def test_other_statuses(ask):
     error_of(client.get("/v1/nothing"), 404)
     error_of(client.get("/v1/completions"), 405)
     error_of(client.post("/v1/completions", content=b"prompt=a"), 415)
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    error_of(client.post("/v1/completions", content=b"", headers=packed), 415)
 
 
 def test_nulls_and_strangers_are_as_if_not_given(ask):

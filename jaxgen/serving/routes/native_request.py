@@ -81,7 +81,7 @@ async def understand(serving: Serving, request: Request, body: GenerateRequest) 
     several = not isinstance(given, str) and not (given and isinstance(given[0], int))
     prompts: list[Any] = list(given) if several else [given]
     if not prompts:
-        raise InvalidParameter("text", "must not be empty")
+        raise InvalidParameter("input_ids" if body.text is None else "text", "must not be empty")
     sampling = single("sampling_params", body.sampling_params) or {}
     just_prompt = sampling.get("max_new_tokens") == 0
     params = _params(serving, body, sampling)
