@@ -1,9 +1,11 @@
-"""What every test gets: eight CPU devices, fixtures by name, the demo model where reachable."""
+"""What every test gets: eight CPU devices, compiles that are shared, fixtures by name, the demo
+model where reachable.
+"""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,12 @@ from hypothesis import settings
 
 # Before JAX is imported. Eight host devices let a test build any mesh up to 8 in this process;
 # single-device work keeps its speed (measured: within the noise on two cores).
+# LLVM's optimisations take half of every compile, and these programs run for milliseconds.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+)
 
 # A busy machine is not a failure: examples have no deadline, each test has pytest's timeout.
 settings.register_profile("jaxgen", settings(), deadline=None)
@@ -33,6 +39,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if jax.default_backend() == "cpu":
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a GPU or TPU; JAX sees CPUs only"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_compiles(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Equal programs are compiled once a process, and nothing comes from the user's own cache."""
+    import jax
+    from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+    changed = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: getattr(jax.config, name) for name in changed}
+    for name, value in changed.items():
+        jax.config.update(name, value)
+    reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ DONE, REFUSED = 0, 2
 
 _MEMORY = ("topology", "devices", "replicas", "weights", "step", "KV", "of", "KV tokens")
 _TIMES = (
-    *("topology", "step", "tokens", "context", "memory", "matrix", "collectives"),
+    *("topology", "step", "tokens", "context", "reads", "multiplies", "collectives"),
     *("estimate", "bound by", "tokens/s of all"),
 )
 
@@ -82,14 +82,16 @@ def _print(model: str, plans: list[Deployment]) -> None:
         say()
         rows: list[tuple[str, ...]] = [_TIMES]
         for plan, estimate in timed:
-            parts = (estimate.memory_ms, estimate.matrix_ms, estimate.collective_ms)
             rows.append(
                 (
                     plan.topology,
                     estimate.name,
                     str(estimate.tokens),
                     str(estimate.context),
-                    *(f"{part:.2f} ms" for part in (*parts, estimate.step_ms)),
+                    f"{size(estimate.bytes_read)}, {estimate.memory_ms:.2f} ms",
+                    f"{estimate.flops / 1e12:.2f} TFLOP, {estimate.matrix_ms:.2f} ms",
+                    f"{estimate.collective_ms:.2f} ms",
+                    f"{estimate.step_ms:.2f} ms",
                     estimate.bound,
                     f"{estimate.tokens_per_second * plan.replicas:,.0f}",
                 )

@@ -1,9 +1,12 @@
-"""A plan as a picture: what fills a device's memory, and what a step's time is made of."""
+"""A plan as a picture: what fills a device's memory, where steps lie under each device's roofline,
+and what their time is made of.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from jaxgen.plan import Deployment
+from jaxgen.plan.chips import CHIPS
 from jaxgen_checkpoints.errors import RefusedInput
 
 
@@ -13,9 +16,10 @@ def draw(plans: Sequence[Deployment], path: str) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise RefusedInput("--plot needs matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(11, 1.6 + 0.7 * len(plans)), layout="constrained")
-    memory, time = figure.subplots(1, 2)
+    figure = Figure(figsize=(16, 3.2 + 0.7 * len(plans)), layout="constrained")
+    memory, roofline, time = figure.subplots(1, 3)
     _memory(memory, plans)
+    _roofline(roofline, plans)
     _time(time, plans)
     try:
         figure.savefig(path)
@@ -38,14 +42,34 @@ def _memory(axes: Any, plans: Sequence[Deployment]) -> None:  # noqa: ANN401
     axes.legend(loc="best")
 
 
+def _roofline(axes: Any, plans: Sequence[Deployment]) -> None:  # noqa: ANN401
+    """A line a device: its bandwidth, then its matrix rate. A mark a step: what it would reach."""
+    for number, plan in enumerate(plans):
+        if not plan.estimates:
+            continue
+        chip, color = CHIPS[plan.topology.partition(":")[0]], f"C{number}"
+        ridge = chip.ceilings.matrix_rate / chip.ceilings.bandwidth
+        ends = [ridge / 1000, ridge, ridge * 100]
+        reached = [min(x, ridge) * chip.ceilings.bandwidth / 1e12 for x in ends]
+        axes.plot(ends, reached, color=color, label=plan.topology)
+        for estimate, marker in zip(plan.estimates, "os", strict=False):
+            at = estimate.flops / estimate.bytes_read
+            axes.plot([at], [estimate.flops / estimate.step_ms / 1e9], marker, color=color)
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="TFLOP/s of a device")
+    axes.set(title="steps under the roofline (circle: decode, square: prefill)")
+    if axes.lines:
+        axes.legend(loc="best")
+
+
 def _time(axes: Any, plans: Sequence[Deployment]) -> None:  # noqa: ANN401
     timed = [(plan, estimate) for plan in plans for estimate in plan.estimates]
     names = [f"{plan.topology}\n{e.name}, {e.tokens} tokens" for plan, e in timed]
     roofline = [e.step_ms - e.collective_ms for _, e in timed]
-    axes.barh(names, roofline, label="roofline")
+    axes.barh(names, roofline, label="reading or multiplying")
     axes.barh(names, [e.collective_ms for _, e in timed], left=roofline, label="collectives")
     for row, (_, e) in enumerate(timed):
         axes.text(e.step_ms, row, f" {e.bound}", va="center")
     axes.set(title="a step", xlabel="ms")
     axes.invert_yaxis()
-    axes.legend(loc="best")
+    if timed:
+        axes.legend(loc="best")

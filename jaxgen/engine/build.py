@@ -12,10 +12,16 @@ from jaxgen.compile_cache import program_folder
 from jaxgen.config import EngineConfig
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.length_class import length_class
-from jaxgen.engine.memory import blocks_per_sequence, plan_blocks
+from jaxgen.engine.memory import (
+    blocks_per_sequence,
+    check_block_tables,
+    memory_limit,
+    plan_blocks,
+)
 from jaxgen.engine.model import Model, build_model
 from jaxgen.engine.program_store import ProgramStore
 from jaxgen.engine.runner import StepRunner
+from jaxgen.engine.scoring import scoring_buckets
 from jaxgen.ragged.buckets import SMALLEST_MIXED, Buckets
 from jaxgen.ragged.prefix_cache import PrefixCache
 from jaxgen.ragged.sequence import CacheGroup
@@ -130,6 +136,7 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
         max_blocks=-(-max_context // block_size),
         smallest_mixed=smallest_mixed(model.mesh.devices.flat[0].platform),
     )
+    check_block_tables(buckets)
     per_sequence = blocks_per_sequence(
         groups,
         block_size=block_size,
@@ -154,7 +161,7 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
 
     def temporary_bytes() -> int:
         # What a step needs beside its arguments does not depend on how many pages there are.
-        return runner((1,) * len(groups)).temporary_bytes(buckets.mixed[-1])
+        return runner((1,) * len(groups)).temporary_bytes(scoring_buckets(buckets)[-1])
 
     num_blocks = plan_blocks(
         config.kv_memory,
@@ -162,6 +169,8 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
         per_sequence,
         block_size=block_size,
         max_sequences=config.max_num_seqs,
+        keeps_prefixes=config.enable_prefix_caching,
+        limit=memory_limit(model.mesh.devices.flat[0]),
         temporary_bytes=temporary_bytes,
     )
     state = StateManager(

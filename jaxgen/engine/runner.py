@@ -173,8 +173,11 @@ class StepRunner:
         return self._programs.compiled(key)
 
     def temporary_bytes(self, bucket: Bucket) -> int:
-        """Bytes that steps of a bucket need beside weights and cache, on one device."""
-        keys = Forward(bucket), Draw(bucket.rows, self.sampling_kinds[-1])
+        """Bytes that steps of a bucket need beside weights and cache, on one device.
+
+        Those that score prompts: they do what all do, and more.
+        """
+        keys = Forward(bucket, Kind.SCORED), Draw(bucket.rows, self.sampling_kinds[-1])
         forward, draw = (self.compiled(key).memory_analysis() for key in keys)
         return 0 if forward is None or draw is None else step_bytes(forward, draw)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxgen.config import EngineConfig, KVMemory
+from jaxgen.config import EngineConfig
 from jaxgen.engine.build import (
     DEFAULT_BLOCK_SIZE,
     PolicyName,
@@ -18,7 +18,12 @@ from jaxgen.engine.build import (
     config_checkpoint,
     longest_context,
 )
-from jaxgen.engine.memory import CPU_CACHE_BYTES, blocks_per_sequence, plan_blocks
+from jaxgen.engine.memory import (
+    blocks_per_sequence,
+    check_block_tables,
+    plan_blocks,
+    usable_bytes,
+)
 from jaxgen.engine.model import Model, build_model
 from jaxgen.engine.pages import block_bytes
 from jaxgen.plan.estimate import Estimate, estimate
@@ -138,16 +143,10 @@ def _empty(model: Model, topology: Topology, longest: int) -> Deployment:
     )
 
 
-def _usable(limit: int, memory: KVMemory) -> int:
-    if memory.reserve_bytes is not None:
-        return limit - memory.reserve_bytes
-    return int(limit * memory.utilization)
-
-
 def _weights_missing(plan: Deployment, engine_config: EngineConfig) -> str | None:
     if plan.memory.limit is None:
         return None
-    usable = _usable(plan.memory.limit, engine_config.kv_memory)
+    usable = usable_bytes(engine_config.kv_memory, plan.memory.limit)
     short = plan.memory.weights - usable
     if short < 0:
         return None
@@ -187,6 +186,10 @@ def _with_steps(
         max_rows=engine_config.max_num_seqs,
         max_blocks=-(-plan.max_model_len // block_size),
     )
+    try:
+        check_block_tables(buckets)
+    except RefusedInput as error:
+        return replace(plan, shortfall=str(error))
     programs = compile_programs(
         model,
         (("decode", buckets.decode[-1]), ("prefill", buckets.mixed[-1])),
@@ -198,7 +201,7 @@ def _with_steps(
         temporary=max(program.temporary_bytes for program in programs),
         usable=None
         if plan.memory.limit is None
-        else _usable(plan.memory.limit, engine_config.kv_memory),
+        else usable_bytes(engine_config.kv_memory, plan.memory.limit),
     )
     plan = replace(plan, memory=memory, programs=programs)
     try:
@@ -236,16 +239,8 @@ def _blocks(
     plan: Deployment, model: Model, engine_config: EngineConfig, block_size: int
 ) -> tuple[int, ...]:
     """As the engine would count them, had it this device."""
-    memory = engine_config.kv_memory
-    if memory.num_blocks is None and memory.cache_bytes is None:
-        left = (
-            CPU_CACHE_BYTES
-            if plan.memory.usable is None
-            else plan.memory.usable - plan.memory.weights - plan.memory.temporary
-        )
-        memory = replace(memory, reserve_bytes=None, cache_bytes=max(1, left))
     return plan_blocks(
-        memory,
+        engine_config.kv_memory,
         model,
         blocks_per_sequence(
             tuple(CacheGroup(window) for window in model.policy.cache_windows),
@@ -255,6 +250,8 @@ def _blocks(
         ),
         block_size=block_size,
         max_sequences=engine_config.max_num_seqs,
+        keeps_prefixes=engine_config.enable_prefix_caching,
+        limit=plan.memory.limit,
         temporary_bytes=lambda: plan.memory.temporary,
     )
 

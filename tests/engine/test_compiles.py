@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from jaxgen.engine.loop import GenerationLoop
-from jaxgen.engine.programs import Forward
+from jaxgen.engine.programs import Draw, Forward, Kind, step_bytes
 from jaxgen.engine.runner import StepRunner
+from jaxgen.engine.scoring import scoring_buckets
 from jaxgen.llm import LLM
-from jaxgen.sampling import SamplingParams
+from jaxgen.sampling import Demand, SamplingParams
 
 REQUESTS = 200
 COMPILE = "/jax/core/compile/backend_compile_duration"
@@ -158,6 +159,17 @@ def test_one_transfer_a_step_and_no_wait_but_for_tokens(llm, monkeypatch):
             assert len(read) == steps - 1  # the host stays one step ahead
     assert len(sent) == steps - 1  # the last call had nothing left to send
     assert all(np.isfinite(size) for size in sent)
+
+
+def test_memory_is_kept_for_the_step_that_needs_most(llm):
+    """Scoring a prompt takes room that no other step does."""
+    runner, buckets = llm.engine.runner, llm.engine.buckets
+    draw = runner.compiled(Draw(buckets.mixed[-1].rows, Demand.ANY)).memory_analysis()
+    needed = [
+        step_bytes(runner.compiled(Forward(buckets.mixed[-1], kind)).memory_analysis(), draw)
+        for kind in (Kind.NEXT, Kind.SCORED)
+    ]
+    assert runner.temporary_bytes(scoring_buckets(buckets)[-1]) == max(needed)
 
 
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2])
