@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -55,8 +56,18 @@ def run(args: argparse.Namespace) -> int:
             llm.warm_up()
             calm_collector()
 
-        serving.run_server(serving.create_app(engine, settings, prepare=prepare), listen, bound)
+        app = serving.create_app(engine, settings, prepare=prepare)
+        serving.run_server(app, listen, bound)
+    if app.state.serving.preparing:
+        _leave_compilers()
     return 0
+
+
+def _leave_compilers() -> None:
+    """Ends the process: Python would wait for each compiler's thread, minutes for a large model."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def run_front(args: argparse.Namespace, replicas: int) -> int:

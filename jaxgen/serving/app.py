@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -60,7 +61,8 @@ def create_app(
     """An application that owns `engine`: its lifespan starts and stops it.
 
     prepare: called in a thread before the engine starts, to load or compile what must be; /ready
-    and /health are 503 until it has returned. `app.state.serving` is the server's state.
+    and /health are 503 until it has returned. A server that is stopped meanwhile does not wait for
+    it. `app.state.serving` is the server's state.
     """
     serving = Serving(engine, settings or ServerSettings())
     endpoints = all_endpoints()
@@ -194,7 +196,10 @@ def _lifespan(
             yield
         finally:
             serving.draining = True
-            await starting
+            if serving.preparing:
+                starting.cancel()
+            with suppress(asyncio.CancelledError):
+                await starting
             if serving.ready:
                 await serving.engine.stop(0)
 
@@ -205,11 +210,40 @@ async def _start(serving: Serving, prepare: Callable[[], None] | None) -> None:
     """Until it is done the server answers, and says that it is not ready."""
     try:
         if prepare is not None:
-            await asyncio.to_thread(prepare)
+            serving.preparing = True
+            await _in_daemon(prepare)
+            serving.preparing = False
         await serving.engine.start()
     except Exception as error:
         logger.exception("the engine could not be started")
         serving.failure = error
+        serving.preparing = False
     else:
         serving.ready = True
         logger.info("ready: serving %s", ", ".join(serving.names))
+
+
+async def _in_daemon(function: Callable[[], None]) -> None:
+    """Waits for `function` in a thread that, unlike those of to_thread, nobody must wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        failed: Exception | None = None
+        try:
+            function()
+        except BaseException as error:  # whatever it is, nobody may wait for this thread for ever
+            failed = error if isinstance(error, Exception) else RuntimeError(repr(error))
+        with suppress(RuntimeError):  # the server has ended meanwhile, and its loop with it
+            loop.call_soon_threadsafe(tell, failed)
+
+    threading.Thread(target=run, name="jaxgen-prepare", daemon=True).start()
+    await done

@@ -19,7 +19,8 @@ class Serving:
 
     Attributes: engine, settings, metrics, names (of the model, the first in answers), longest_token
     (characters of the vocabulary's longest), active (continuations being served), ready (every step
-    is compiled), draining (nothing new is taken), failure (why the engine never came up).
+    is compiled), preparing (that is under way), draining (nothing new is taken), failure (why the
+    engine never came up).
     """
 
     def __init__(self, engine: "AsyncEngine", settings: ServerSettings) -> None:
@@ -31,6 +32,7 @@ class Serving:
         self.longest_token = _longest_token(engine.tokenizer)
         self.active = 0
         self.ready = False
+        self.preparing = False
         self.draining = False
         self.failure: Exception | None = None
         self._engine_ids: dict[str, set[str]] = {}

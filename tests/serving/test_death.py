@@ -4,8 +4,12 @@ import asyncio
 import threading
 
 import httpx
+from starlette.testclient import TestClient
 
+from jaxgen.serving.app import create_app
+from jaxgen.serving.server import ListenSettings, Server, bind
 from tests.serving.live import post, wait_until
+from tests.serving.stub_engine import StubEngine
 
 
 class _Killed(BaseException):
@@ -39,3 +43,36 @@ def test_nobody_waits_for_a_dead_engine(mortal):
     assert "the engine has stopped" in refused.json()["error"]["message"]
     assert httpx.get(mortal.base_url + "/metrics").status_code == 200
     assert mortal.serving.active == 0
+
+
+def test_who_is_stopped_while_it_compiles_does_not_end_that_first(tokenizer):
+    begun, enough = threading.Event(), threading.Event()
+
+    def prepare():
+        begun.set()
+        enough.wait(60)
+
+    app = create_app(StubEngine(tokenizer, ["a"]), prepare=prepare)
+    settings = ListenSettings(host="127.0.0.1", port=0)
+    with bind(settings) as bound:
+        server = Server(app, settings)
+        thread = threading.Thread(target=server.run, args=([bound],))
+        thread.start()
+        assert begun.wait(10)
+        wait_until(lambda: server.started)
+        server.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert app.state.serving.preparing
+    enough.set()
+
+
+def test_a_preparation_that_is_broken_off_is_a_failure(tokenizer):
+    def prepare():
+        raise _Killed
+
+    app = create_app(StubEngine(tokenizer, ["a"]), prepare=prepare)
+    with TestClient(app) as client:
+        wait_until(lambda: app.state.serving.failure is not None)
+        assert "_Killed" in client.get("/health").json()["error"]["message"]
+    assert not app.state.serving.preparing

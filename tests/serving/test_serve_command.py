@@ -1,5 +1,6 @@
 """`jaxgen serve` as a process: refusals before anything is loaded, ready, answers, SIGTERM."""
 
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from jaxgen.engine import build
 from jaxgen.llm import LLM
 from jaxgen.sampling import SamplingParams
 from jaxgen.serving.server import ListenSettings, bind, start_listening
+from tests.serving.live import wait_until
 
 SMALL = ("--dtype", "float32", "--max-num-batched-tokens", "16", "--max-model-len", "96")
 SMALL += ("--max-num-seqs", "2", "--host", "127.0.0.1")
@@ -149,6 +151,31 @@ def test_a_server_from_start_to_end(golden_dir, tmp_path):
     assert "Traceback" not in written
     assert "hello" not in written
     assert json.dumps("key") not in written
+
+
+@pytest.mark.slow
+def test_a_server_that_compiles_can_be_stopped(golden_dir, tmp_path):
+    """With what takes minutes to compile here."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "jaxgen", "serve", str(golden_dir("llama_plain"))]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--max-num-batched-tokens", "2048"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=environment) as server:
+        try:
+            wait_until(lambda: _answers(port), 120)
+            time.sleep(1)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+        finally:
+            server.kill()
+
+
+def _answers(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
 
 
 def _until_ready(url, server):
