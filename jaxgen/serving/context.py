@@ -109,4 +109,4 @@ def _longest_token(tokenizer: Tokenizer | None) -> int:
     """Characters that the longest vocabulary entry can stand for, at least 16."""
     if tokenizer is None:
         return 16
-    return max(16, *(len(tokenizer.token_bytes(token)) for token in range(tokenizer.size)))
+    return max([16, *(len(tokenizer.token_bytes(token)) for token in range(tokenizer.size))])

@@ -74,11 +74,11 @@ class Served(Protocol):
         ...
 
 
-def bind(listen: ListenSettings) -> socket.socket:
+def bind(listen: ListenSettings, *, shared: bool = False) -> socket.socket:
     """A socket that holds the address and does not listen yet. RefusedInput if it is taken.
 
     A server that has just ended holds nobody up; one that loads its model does, though it does not
-    listen either.
+    listen either. shared: another process that binds the address too may listen on it.
     """
     host = listen.host or ""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -91,7 +91,7 @@ def bind(listen: ListenSettings) -> socket.socket:
         place = f"{host or '0.0.0.0'}:{listen.port}"
         raise RefusedInput(f"cannot listen on {place}: {error.strerror}") from error
     # Linux lets sockets that all say so share an address until one of them listens.
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(shared))
     return bound
 
 

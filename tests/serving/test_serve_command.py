@@ -78,6 +78,16 @@ def test_a_port_in_use_is_told_first(capsys):
     assert port in capsys.readouterr().err
 
 
+def test_a_port_that_is_reserved_for_another():
+    """A front reserves its replicas' ports; each listens on its own."""
+    with bind(ListenSettings(host="127.0.0.1", port=0), shared=True) as reserved:
+        port = reserved.getsockname()[1]
+        with bind(ListenSettings(host="127.0.0.1", port=port)) as used:
+            start_listening(used)
+            with socket.create_connection(("127.0.0.1", port)):
+                pass
+
+
 def test_a_port_is_free_again_at_once():
     """Connections that a server has closed keep its port for a minute from others."""
     with bind(ListenSettings(host="127.0.0.1", port=0)) as first:

@@ -46,7 +46,7 @@ class Replica:
         self.failed = 0
         # Bound here and never listened on: nobody else is given the port, and the process, which
         # binds it too, is the only one that listens.
-        self._reserved = bind(ListenSettings(host="127.0.0.1", port=0))
+        self._reserved = bind(ListenSettings(host="127.0.0.1", port=0), shared=True)
         self.port: int = self._reserved.getsockname()[1]
         self._options = {**options, "host": "127.0.0.1", "port": self.port}
         self._environment = {**os.environ, **environment}
