@@ -1,7 +1,5 @@
 """How a sampling parameter is refused: by its name."""
 
-from collections.abc import Mapping
-
 from jaxgen_checkpoints.errors import RefusedInput
 
 
@@ -11,8 +9,3 @@ class InvalidParameter(RefusedInput):
     def __init__(self, param: str, message: str) -> None:
         super().__init__(f"{param} {message}")
         self.param = param
-        self._message = message
-
-    def under(self, names: Mapping[str, str]) -> "InvalidParameter":
-        """The same by the name that the request knows it by, if that is another."""
-        return InvalidParameter(names.get(self.param, self.param), self._message)

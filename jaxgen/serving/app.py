@@ -87,7 +87,10 @@ def create_app(
 
 def all_endpoints() -> Sequence[Endpoint]:
     """Every route, in the order of the OpenAPI document."""
-    text, html = "text/plain", "text/html"
+    return (*_generation(), *_service())
+
+
+def _generation() -> Sequence[Endpoint]:
     return (
         get("/v1/models", service.models, "Names of the model", answer=ModelList),
         get("/v1/models/{model:path}", service.model, "One name of the model", answer=ModelCard),
@@ -106,15 +109,6 @@ def all_endpoints() -> Sequence[Endpoint]:
             answer=ResponsesAnswer,
             streams=True,
         ),
-        *(
-            post(path, tokens.tokenize, "Text to ids", TokenizeRequest, answer=TokenizeAnswer)
-            for path in ("/tokenize", "/v1/tokenize")
-        ),
-        *(
-            post(path, tokens.detokenize, "Ids to text", DetokenizeRequest, answer=DetokenizeAnswer)
-            for path in ("/detokenize", "/v1/detokenize")
-        ),
-        get("/tokenizer_info", tokens.tokenizer_info, "Special tokens and the chat template"),
         post(
             *("/generate", native.generate, "SGLang's native request", GenerateRequest),
             answer=GenerateAnswer,
@@ -125,6 +119,21 @@ def all_endpoints() -> Sequence[Endpoint]:
             answer=MIIAnswer,
             streams=True,
         ),
+    )
+
+
+def _service() -> Sequence[Endpoint]:
+    text, html = "text/plain", "text/html"
+    return (
+        *(
+            post(path, tokens.tokenize, "Text to ids", TokenizeRequest, answer=TokenizeAnswer)
+            for path in ("/tokenize", "/v1/tokenize")
+        ),
+        *(
+            post(path, tokens.detokenize, "Ids to text", DetokenizeRequest, answer=DetokenizeAnswer)
+            for path in ("/detokenize", "/v1/detokenize")
+        ),
+        get("/tokenizer_info", tokens.tokenizer_info, "Special tokens and the chat template"),
         post("/abort_request", commands.abort_request, "End", AbortRequest, answer=Success),
         *(
             get(path, commands.flush_cache, "Forget cached prefixes", answer=Success, method=method)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxgen.sampling import InvalidParameter, SamplingParams
 from jaxgen.sampling.structured import StructuredOutputs
 from jaxgen.serving.context import Serving
-from jaxgen.serving.errors import bad_request
+from jaxgen.serving.errors import bad_request, under
 from jaxgen.serving.generation import Work
 from jaxgen.serving.logprobs import TokenNames
 from jaxgen.serving.messages import for_template
@@ -82,7 +82,7 @@ async def understand(serving: Serving, public_id: str, body: ChatRequest) -> Cha
     try:
         params = body.params(serving.settings.sampling_defaults, **settled)
     except InvalidParameter as error:
-        raise error.under({"logprobs": "top_logprobs", **shown}) from None
+        raise under(error, {"logprobs": "top_logprobs", **shown}) from None
     prompt = await render(serving, body)
     check_room(serving, prompt, params)
     if reasoning is not None and thinking_is_over(serving, prompt):
