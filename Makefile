@@ -3,19 +3,22 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-FAST := -q -m "not slow and not device and not browser"
+QUICK := not slow and not device and not browser
+FAST := -q -m "$(QUICK)"
 # Two processes: XLA compiles in threads, Python between compiles does not. worksteal hands each a run of
 # tests that lie together, so that what modules share is built once.
 TWICE := -n 2 --dist worksteal
 OLDEST_JAX := $(shell sed -n 's/^ *"jax>=\(.*\)",$$/\1/p' pyproject.toml)
 export PROMPT ?= Explain in two sentences why the sky is blue.
 
-.PHONY: help venv demo test test-all test-browser test-notebooks test-oldest test-topologies lint api models clean
+.PHONY: help venv environments demo test test-all test-browser test-notebooks test-oldest test-topologies lint api models clean
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 venv: .venv/.installed ## make .venv with everything installed (nothing to do when up to date)
+
+environments: venv .venv-oldest/.installed .venv-tpu/.installed ## .venv and those of test-oldest and test-topologies; -j2 helps
 
 .venv/.installed: pyproject.toml scripts/make_venv.sh
 	@scripts/make_venv.sh .venv -e '.[dev]'
@@ -39,10 +42,11 @@ test-browser: venv ## the status page in a real browser
 	@[[ -n "$(CHROMIUM)" ]] || { echo "needs a browser: apt-get install chromium-headless-shell" >&2; exit 1; }
 	.venv/bin/python -m pytest -q -m browser tests/serving/test_status_page.py
 
-# What never meets JAX is not run twice, nor what varies options, or meshes, over one set of layers.
-HOST_ONLY := architecture notebooks cli text ragged schedule serving deployments bench topologies checkpoints/readers families engine/test_mesh.py
+# What never meets JAX is not run twice, nor what varies requests, options or meshes over the same steps.
+HOST_ONLY := architecture notebooks cli verify text ragged schedule serving deployments bench topologies checkpoints/readers families \
+	$(addprefix engine/test_,loop.py mesh.py prefix_cache.py)
 test-oldest: .venv-oldest/.installed ## the fast tests on the oldest JAX that pyproject.toml allows
-	.venv-oldest/bin/python -m pytest $(FAST) $(TWICE) $(HOST_ONLY:%=--ignore=tests/%)
+	.venv-oldest/bin/python -m pytest -q -m "$(QUICK) and not newest" $(TWICE) $(HOST_ONLY:%=--ignore=tests/%)
 
 .venv-oldest/.installed: pyproject.toml scripts/make_venv.sh
 	@scripts/make_venv.sh .venv-oldest -e '.[test]' 'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)'

@@ -8,6 +8,7 @@ from jaxgen.llm import LLM
 from jaxgen.ragged.buckets import Buckets
 from jaxgen.sampling import SamplingParams
 
+pytestmark = pytest.mark.newest
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 
 
