@@ -56,7 +56,7 @@ def _roofline(axes: Any, plans: Sequence[Deployment]) -> None:  # noqa: ANN401
             at = estimate.flops / estimate.bytes_read
             axes.plot([at], [estimate.flops / estimate.step_ms / 1e9], marker, color=color)
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="TFLOP/s of a device")
-    axes.set(title="steps under the roofline (circle: decode, square: prefill)")
+    axes.set(title="under the roofline (dot: decode, square: prefill)")
     if axes.lines:
         axes.legend(loc="best")
 
@@ -69,7 +69,8 @@ def _time(axes: Any, plans: Sequence[Deployment]) -> None:  # noqa: ANN401
     axes.barh(names, [e.collective_ms for _, e in timed], left=roofline, label="collectives")
     for row, (_, e) in enumerate(timed):
         axes.text(e.step_ms, row, f" {e.bound}", va="center")
-    axes.set(title="a step", xlabel="ms")
+    axes.set(title="a step, and what bounds it", xlabel="ms")
+    axes.margins(x=0.2)
     axes.invert_yaxis()
     if timed:
         axes.legend(loc="best")
