@@ -33,7 +33,8 @@ _ROOTS = (
     *(Path(package.__path__[0]) for package in (jaxgen_models, jaxgen_checkpoints, pallas_kernels)),
 )
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
-_SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_numpy_dtype_promotion")
+SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_numpy_dtype_promotion")
+"""Of JAX's, those that change what a program is."""
 
 
 class ProgramStore:
@@ -108,7 +109,7 @@ def _fingerprint(model: Model) -> str:
         [device.device_kind for device in jax.devices()],
         (dict(model.mesh.shape), [device.id for device in devices.flat]),
         [(name, os.environ.get(name)) for name in _FLAGS],
-        [(name, getattr(jax.config, name)) for name in _SETTINGS],
+        [(name, getattr(jax.config, name)) for name in SETTINGS],
         (type(model.policy).__qualname__, model.config),
     )
     return repr(known)

@@ -1,22 +1,27 @@
 """The compiled programs of a runner, by what they are for; made when first wanted, or all at once.
 
-Tracing and lowering hold Python's lock, compiling does not: programs are lowered one after the
-other while those before them compile in threads. What a store has kept needs neither.
+Tracing and lowering hold Python's lock, compiling does not: programs compile in threads while
+others are lowered, here one after the other, or in processes where that pays. What a store has kept
+needs neither.
 """
 
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from enum import StrEnum
+import warnings
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import closing
 from typing import Any, Protocol
 
 from jax.stages import Compiled, Lowered, Wrapped
 
+from jaxgen.engine.exchange import pack, unpack
 from jaxgen.engine.lowering import draw_arguments, forward_arguments
+from jaxgen.engine.lowering_order import Request
+from jaxgen.engine.lowering_pool import LoweringFailed, LoweringPool, useful_processes
 from jaxgen.engine.model import Model
+from jaxgen.engine.program_keys import Draw, Forward, Kind, ProgramKey, Sizes
 from jaxgen.engine.program_store import ProgramStore
 from jaxgen.engine.step import (
     all_logits_step,
@@ -25,23 +30,9 @@ from jaxgen.engine.step import (
     hidden_step,
     scoring_step,
 )
-from jaxgen.ragged.buckets import Bucket
-from jaxgen.sampling import Demand
-from pallas_kernels.dispatch import chosen
+from pallas_kernels.dispatch import chosen, prepare_loading, target_platform
 
 logger = logging.getLogger(__name__)
-
-
-class Kind(StrEnum):
-    """What a forward gives."""
-
-    NEXT = "next"
-    """Logits of each row's last token, to draw from."""
-    SCORED = "scored"
-    """The same, and how likely each token of the prompts was."""
-    ALL_LOGITS = "all_logits"
-    HIDDEN = "hidden"
-
 
 _FORWARDS = {
     Kind.NEXT: forward_step,
@@ -49,34 +40,6 @@ _FORWARDS = {
     Kind.ALL_LOGITS: all_logits_step,
     Kind.HIDDEN: hidden_step,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """The program of a forward over a bucket's batches."""
-
-    bucket: Bucket
-    kind: Kind = Kind.NEXT
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """The program that draws a token for each of so many rows."""
-
-    rows: int
-    demand: Demand
-
-
-type ProgramKey = Forward | Draw
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What programs are compiled for beside their keys. num_blocks: of each cache group."""
-
-    num_blocks: tuple[int, ...]
-    block_size: int
-    num_slots: int
 
 
 class Memory(Protocol):
@@ -129,10 +92,11 @@ class Programs:
             self._programs[key] = self._jitted(key)
         return self._programs[key]
 
-    def compile_all(self, keys: Iterable[ProgramKey]) -> None:
+    def compile_all(self, keys: Iterable[ProgramKey], processes: int | None = None) -> None:
         """Compiles them in threads, or reads them from the store; from now on others are late.
 
-        Nothing happens where programs run op by op.
+        processes: to lower forwards in, instead of in this one; None for as many as pay. Nothing
+        happens where programs run op by op.
         """
         if self._eager:
             return
@@ -141,10 +105,11 @@ class Programs:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             found = pool.map(lambda key: self._kept(store, key), wanted)
             kept = dict(zip(wanted, found, strict=True))
+            missing = [key for key, program in kept.items() if program is None]
             made: dict[ProgramKey, Future[Compiled]] = {}
-            for key in (key for key, program in kept.items() if program is None):
-                lowered = self.lower(key)
-                made[key] = pool.submit(self._compile, store, key, lowered)
+            with closing(self._lowered(missing, processes)) as lowered:
+                for key, program in lowered:
+                    made[key] = pool.submit(self._compile, store, key, program)
         for key, program in kept.items():
             self._programs[key] = made[key].result() if program is None else program
         self._complete = True
@@ -167,6 +132,38 @@ class Programs:
     def lower(self, key: ProgramKey) -> Lowered:
         """The lowering of a program, from shapes alone."""
         return self._jitted(key).lower(*self._arguments(key))
+
+    def packed(self, key: Forward) -> bytes:
+        """The same of a forward, for another process to compile."""
+        return pack(self._jitted(key), self._arguments(key), target_platform())
+
+    def _lowered(
+        self, keys: list[ProgramKey], processes: int | None
+    ) -> Generator[tuple[ProgramKey, Lowered]]:
+        """Each with its lowering, as they come."""
+        forwards = [key for key in keys if isinstance(key, Forward)]
+        if processes is None:
+            processes = useful_processes(self._model, len(forwards))
+        if not processes:
+            yield from ((key, self.lower(key)) for key in keys)
+            return
+        prepare_loading(self._model.mesh.devices.flat[0].platform)
+        with LoweringPool(self._model, processes) as pool:
+            asked = {
+                pool.submit(Request(key, self._sizes)): key for key in _longest_first(forwards)
+            }
+            yield from ((key, self.lower(key)) for key in keys if isinstance(key, Draw))
+            for future in as_completed(asked):
+                key = asked[future]
+                try:
+                    answer = future.result()
+                except LoweringFailed as error:
+                    logger.warning("lowering in this process, since another did not: %s", error)
+                    yield key, self.lower(key)
+                    continue
+                for message, category in answer.warnings:
+                    warnings.warn(message, category, stacklevel=2)
+                yield key, unpack(answer.data, self._arguments(key), self._model.mesh)
 
     def _store_now(self) -> ProgramStore | None:
         """The store, unless somebody chose implementations, which its keys do not tell apart."""
@@ -198,3 +195,8 @@ class Programs:
             num_slots=sizes.num_slots,
             scored=key.kind is Kind.SCORED,
         )
+
+
+def _longest_first(forwards: Iterable[Forward]) -> list[Forward]:
+    """Forwards of many tokens have the most kernels, and take longest to lower and to compile."""
+    return sorted(forwards, key=lambda forward: -forward.bucket.tokens)

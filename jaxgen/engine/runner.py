@@ -153,15 +153,17 @@ class StepRunner:
         """[layers + 1, tokens, model]: the embedding's output and each block's."""
         return self._forward(Kind.HIDDEN, bucket, packed)[0]
 
-    def warm_up(self, keys: Iterable[ProgramKey]) -> None:
+    def warm_up(self, keys: Iterable[ProgramKey], processes: int | None = None) -> None:
         """Compiles programs in parallel threads; from now on a compile is counted as late.
+
+        processes: to lower forwards in, None for as many as pay.
 
         Admission is compiled by doing it, in slot 0: no request may be in it. Nothing happens where
         steps run op by op.
         """
         if self._eager:
             return
-        self._programs.compile_all(keys)
+        self._programs.compile_all(keys, processes)
         for params in (SamplingParams(), SamplingParams(presence_penalty=1.0)):
             vocab = int(self.model.config.vocab_size)
             self.admit(0, sampling.slot_row(params, vocab_size=vocab, seed=0))

@@ -1,0 +1,65 @@
+"""A process that lowers forwards for another one: `python -m jaxgen.engine.lowering_worker`.
+
+It reads an Order and then Requests from stdin, and answers each on stdout, until stdin ends. It
+has no accelerator: as many CPU devices stand for the mesh.
+"""
+
+import math
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import jax
+
+from jaxgen.engine.lowering_order import Answer, Order, Request, Target
+from jaxgen.engine.programs import Programs
+from pallas_kernels.dispatch import lowering_for
+
+
+def main() -> None:
+    """Serves until the process that asks closes its end, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else may get between the answers
+    messages = _messages(sys.stdin.buffer)
+    order: Order = next(messages)
+    for name, value in order.settings.items():
+        jax.config.update(name, value)
+    jax.config.update("jax_num_cpu_devices", math.prod(order.mesh.values()))
+    model = order.model()
+    _stand_for(order.target)
+    with lowering_for(order.target.platform):
+        for request in messages:
+            pickle.dump(_answer(Programs(model, request.sizes), request), answers)
+            answers.flush()
+
+
+def _answer(programs: Programs, request: Request) -> Answer:
+    """The forward, and what was said while it was traced, which the user has to hear once."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        data = programs.packed(request.key)
+    return Answer(data, tuple((str(each.message), each.category) for each in said))
+
+
+def _stand_for(target: Target) -> None:
+    """Kernels ask JAX for its device: here the answer is the one that they will run on."""
+    if target.platform == "gpu":
+        jax.default_backend = lambda: target.platform
+        jax.local_devices = lambda: [target]
+
+
+def _messages(stream: BinaryIO) -> Iterator[Any]:
+    while True:
+        try:
+            yield pickle.load(stream)
+        except EOFError:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What there are programs for: the forward of a bucket, the draw of a number of rows."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from jaxgen.ragged.buckets import Bucket
+from jaxgen.sampling import Demand
+
+
+class Kind(StrEnum):
+    """What a forward gives."""
+
+    NEXT = "next"
+    """Logits of each row's last token, to draw from."""
+    SCORED = "scored"
+    """The same, and how likely each token of the prompts was."""
+    ALL_LOGITS = "all_logits"
+    HIDDEN = "hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The program of a forward over a bucket's batches."""
+
+    bucket: Bucket
+    kind: Kind = Kind.NEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The program that draws a token for each of so many rows."""
+
+    rows: int
+    demand: Demand
+
+
+type ProgramKey = Forward | Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What programs are compiled for beside their keys. num_blocks: of each cache group."""
+
+    num_blocks: tuple[int, ...]
+    block_size: int
+    num_slots: int
