@@ -7,11 +7,10 @@ from flax import nnx
 
 from jaxgen_models.cache import LatentCache, LayerCache
 from jaxgen_models.config import DecoderConfig
-from jaxgen_models.decoder import Decoder
 from jaxgen_models.latent_config import LatentMoEConfig
 from jaxgen_models.layers.block import Block
 from jaxgen_models.layers.latent_attention import LatentAttention
-from jaxgen_models.moe_decoder import MoEBlock
+from jaxgen_models.moe_decoder import MoEBlock, MoEDecoder
 from jaxgen_models.policy import InferencePolicy
 
 
@@ -26,7 +25,7 @@ class LatentBlock(MoEBlock):
         return LatentAttention(weights, config)
 
 
-class LatentDecoder(Decoder):
+class LatentDecoder(MoEDecoder):
     """A decoder of such blocks."""
 
     block: ClassVar[type[Block]] = LatentBlock

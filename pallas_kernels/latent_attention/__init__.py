@@ -49,4 +49,17 @@ def latent_attention(
     return chosen.run(q, new, pages, rows, latent=latent, scale=scale)
 
 
-__all__ = ["LatentProblem", "latent_attention"]
+def attend_latents(
+    q: Float[Array, "tokens heads width"],
+    pages: LatentPages,
+    rows: RaggedRows,
+    *,
+    latent: int,
+    scale: float,
+) -> Float[Array, "tokens heads latent"]:
+    """As latent_attention, over pages that hold the step's tokens already."""
+    problem = check(q, q[:, 0], pages, rows, latent=latent)
+    return _OPERATION.choose(problem).attend(q, pages, rows, latent=latent, scale=scale)
+
+
+__all__ = ["LatentProblem", "attend_latents", "latent_attention"]

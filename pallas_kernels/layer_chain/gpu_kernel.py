@@ -132,7 +132,7 @@ def _compute(problem: Problem, plan: Plan, refs: Any) -> None:
         if number:
             meet(refs.state, plan.blocks)
         total = (last - first) * stage.passes * steps
-        _Tokens(problem, plan, stage, refs, total).begin(weights)
+        Tokens(problem, plan, stage, refs, total).begin(weights)
 
         @pl.loop(first, last)
         def _unit(
@@ -143,20 +143,20 @@ def _compute(problem: Problem, plan: Plan, refs: Any) -> None:
             total: Any = total,
             steps: int = steps,
         ) -> None:
-            tokens = _Tokens(problem, plan, stage, refs, total)
+            tokens = Tokens(problem, plan, stage, refs, total)
             addend = _addend(problem, stage, refs, unit)
             for turn in range(stage.passes):
                 before = ((unit - first) * stage.passes + turn) * steps
-                products = _products(problem, plan, stage, refs, tokens, done, before)
+                products = products_of_unit(problem, plan, stage, refs, tokens, done, before)
                 for half, value in enumerate(products):
-                    _keep_diagonals(problem, stage, refs, value, turn, half)
+                    keep_diagonals(problem, stage, refs, value, turn, half)
             plgpu.commit_smem()
             _finish(problem, stage, refs, unit, addend)
 
         done += total
 
 
-class _Tokens:
+class Tokens:
     """A stage's input in shared memory: whole, or chunk after chunk where it does not fit."""
 
     def __init__(self, problem: Problem, plan: Plan, stage: Stage, refs: Any, total: Any) -> None:
@@ -208,8 +208,8 @@ class _Tokens:
         pl.when(ahead < self.total)(lambda: self._load(ahead))
 
 
-def _products(
-    problem: Problem, plan: Plan, stage: Stage, refs: Any, tokens: _Tokens, done: Any, before: Any
+def products_of_unit(
+    problem: Problem, plan: Plan, stage: Stage, refs: Any, tokens: Tokens, done: Any, before: Any
 ) -> tuple[jax.Array, jax.Array]:
     """The two tiles of one pass over the input: [TILE, PARTS * rows] each, float32."""
     steps, slots = stage.width // plan.columns, jnp.int32(plan.slots)
@@ -240,7 +240,7 @@ def _products(
     return values
 
 
-def _keep_diagonals(
+def keep_diagonals(
     problem: Problem, stage: Stage, refs: Any, value: jax.Array, turn: int, half: int
 ) -> None:
     """The sums of the parts, for each row of the weight and each token, to shared memory.

@@ -76,10 +76,36 @@ class Attention(nnx.Module):
         rows: RaggedRows,
     ) -> tuple[Float[Array, "tokens model"], KVPages]:
         out, pages = self.attend(self.fused_heads(x), rotary, pages, rows)
-        weight = self.out[...]
-        out = project(out.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))
-        out = sum_shards(out)
+        out = sum_shards(project(out.reshape(x.shape[0], -1), self.output_weight()))
         return (out if self.out_bias is None else out + self.out_bias[...]), pages
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether anything is added to its first or its last product."""
+        return self.qkv_bias is not None or self.out_bias is not None
+
+    def first_weight(self) -> Float[Array, "fused model"]:
+        """The weight of its first product, of all heads."""
+        weight = self.qkv[...]
+        return weight.reshape(-1, weight.shape[-1])
+
+    def output_weight(self) -> Float[Array, "model inner"]:
+        """The weight of its last product."""
+        weight = self.out[...]
+        return weight.reshape(weight.shape[0], -1)
+
+    def attended(
+        self,
+        fused: Float[Array, "tokens fused"],
+        rotary: Rotary | None,
+        pages: KVPages,
+        rows: RaggedRows,
+    ) -> tuple[Float[Array, "tokens inner"], KVPages]:
+        """From its first product, without biases, to what its last product is given."""
+        tokens = fused.shape[0]
+        heads = fused.reshape(tokens, -1, self.group + 2, self.qkv.shape[1])
+        out, pages = self.attend(heads, rotary, pages, rows)
+        return out.reshape(tokens, -1), pages
 
     def _alibi(
         self, alibi: AlibiConfig, pages: KVPages, rows: RaggedRows

@@ -18,7 +18,7 @@ from pallas_kernels.pages import RaggedRows
 
 type Call = tuple[Rotary | None, LayerPages, RaggedRows]
 
-_ACTIVATIONS: Final = {
+ACTIVATIONS: Final = {
     "silu": "silu",
     "swish": "silu",
     "gelu_new": "gelu_tanh",
@@ -59,7 +59,7 @@ class Link:
     @property
     def activation(self) -> str:
         """As the operation calls it."""
-        return _ACTIVATIONS[self.mlp.activation]
+        return ACTIVATIONS[self.mlp.activation]
 
 
 def link(attention: object, attention_norm: object, mlp_norm: object, mlp: object) -> Link | None:
@@ -69,7 +69,7 @@ def link(attention: object, attention_norm: object, mlp_norm: object, mlp: objec
     if type(attention_norm) is not RMSNorm or type(mlp_norm) is not RMSNorm:
         return None
     plain = attention.out_bias is None and mlp.gate_up_bias is None and mlp.down_bias is None
-    if not plain or attention_norm.eps != mlp_norm.eps or mlp.activation not in _ACTIVATIONS:
+    if not plain or attention_norm.eps != mlp_norm.eps or mlp.activation not in ACTIVATIONS:
         return None
     return Link(attention, attention_norm, mlp_norm, mlp)
 

@@ -16,8 +16,9 @@ from jaxgen_models.layers.linear import project
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary
 from pallas_kernels.dispatch import target_platform
-from pallas_kernels.latent_attention import latent_attention
+from pallas_kernels.latent_attention import attend_latents, latent_attention
 from pallas_kernels.latent_attention.unabsorbed import attend_unabsorbed, can_expand
+from pallas_kernels.latent_heads import LatentNorm, can_make_heads, latent_heads
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import RaggedRows
 
@@ -56,14 +57,51 @@ class LatentAttention(nnx.Module):
         pages: LatentPages,
         rows: RaggedRows,
     ) -> tuple[Float[Array, "tokens model"], LatentPages]:
-        q, latent, key = self._projected(x)
+        hidden = project(x, self.first_weight())
+        if self.in_bias is not None:
+            bias = self.in_bias[...]
+            hidden = hidden.at[:, hidden.shape[1] - bias.shape[0] :].add(bias)
+        values, pages = self.attended(hidden, rotary, pages, rows)
+        out = sum_shards(project(values, self.output_weight()))
+        return (out if self.out_bias is None else out + self.out_bias[...]), pages
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether anything is added to its first or its last product."""
+        return self.in_bias is not None or self.out_bias is not None
+
+    def first_weight(self) -> Float[Array, "hidden model"]:
+        """The weight of its first product."""
+        return self.project_in[...]
+
+    def output_weight(self) -> Float[Array, "model inner"]:
+        """The weight of its last product."""
+        weight = self.out[...]
+        return weight.reshape(weight.shape[0], -1)
+
+    def attended(
+        self,
+        hidden: Float[Array, "tokens hidden"],
+        rotary: Rotary | None,
+        pages: LatentPages,
+        rows: RaggedRows,
+    ) -> tuple[Float[Array, "tokens inner"], LatentPages]:
+        """From its first product to what its last product is given."""
+        queries, up = self._queries(hidden), self.latent_up[...]
+        tokens, head = hidden.shape[0], self.plain + self.rotated
+        q = queries[:, : up.shape[0] * head].reshape(tokens, -1, head)
+        expands = can_expand(q, pages, rows, latent=self.latent)
+        made = not expands and can_make_heads(queries, up, pages, plain=self.plain)
+        if made and rotary is not None:
+            values, pages = self._attend_made(queries, hidden, rotary, pages, rows)
+            return values.reshape(tokens, -1), pages
         plain, turning = q[..., : self.plain], q[..., self.plain :]
-        key = key[:, None, :]
+        width = self.latent + self.rotated
+        latent, key = hidden[:, -width : -self.rotated], hidden[:, None, -self.rotated :]
         if rotary is not None:
             turning, key = rotary(turning), rotary(key)
         new = jnp.concatenate([self.latent_norm(latent), key[:, 0]], axis=-1)
-        up = self.latent_up[...]
-        if can_expand(q, pages, rows, latent=self.latent):
+        if expands:
             q = jnp.concatenate([plain, turning], axis=-1)
             values, pages = attend_unabsorbed(q, new, pages, rows, up, scale=self.scale)
         else:
@@ -77,26 +115,38 @@ class LatentAttention(nnx.Module):
                 scale=self.scale,
             )
             values = _per_head("thl,hvl->thv", out, up[:, self.plain :])
-        weight = self.out[...]
-        out = project(values.reshape(x.shape[0], -1), weight.reshape(weight.shape[0], -1))
-        out = sum_shards(out)
-        return (out if self.out_bias is None else out + self.out_bias[...]), pages
+        return values.reshape(tokens, -1), pages
 
-    def _projected(self, x: Float[Array, "tokens model"]) -> tuple[Array, Array, Array]:
-        """Queries [tokens, heads, plain + rotated], latent [tokens, latent], key
-        [tokens, rotated].
-        """
-        hidden = project(x, self.project_in[...])
-        if self.in_bias is not None:
-            bias = self.in_bias[...]
-            hidden = hidden.at[:, hidden.shape[1] - bias.shape[0] :].add(bias)
-        width = self.latent + self.rotated
-        q, latent = hidden[:, :-width], hidden[:, -width:]
-        if self.q_norm is not None and self.q_up is not None:
-            up = self.q_up[...]
-            q = project(self.q_norm(q), up.reshape(-1, up.shape[-1]))
-        q = q.reshape(x.shape[0], -1, self.plain + self.rotated)
-        return q, latent[:, : self.latent], latent[:, self.latent :]
+    def _attend_made(
+        self,
+        queries: Float[Array, "tokens queries"],
+        hidden: Float[Array, "tokens hidden"],
+        rotary: Rotary,
+        pages: LatentPages,
+        rows: RaggedRows,
+    ) -> tuple[Float[Array, "tokens heads value"], LatentPages]:
+        """Values where one kernel makes all that attention needs."""
+        up = self.latent_up[...]
+        made, pages = latent_heads(
+            queries,
+            hidden,
+            up,
+            pages,
+            rows,
+            plain=self.plain,
+            norm=LatentNorm(self.latent_norm.weight[...], _LATENT_EPS),
+            rotation=rotary.rotation(),
+        )
+        out = attend_latents(made, pages, rows, latent=self.latent, scale=self.scale)
+        return _per_head("thl,hvl->thv", out, up[:, self.plain :]), pages
+
+    def _queries(self, hidden: Float[Array, "tokens hidden"]) -> Float[Array, "tokens queries"]:
+        """What begins with the queries of all heads."""
+        if self.q_norm is None or self.q_up is None:
+            return hidden
+        up = self.q_up[...]
+        narrow = hidden[:, : -self.latent - self.rotated]
+        return project(self.q_norm(narrow), up.reshape(-1, up.shape[-1]))
 
 
 def _per_head(equation: str, x: Array, weight: Array) -> Array:

@@ -35,6 +35,7 @@ class MoE(nnx.Module):
         self.experts = Experts(weights, gating, router.top_k)
         self.shared = _shared(weights, activation) if "shared_gate_up" in weights else None
         self.shared_gate = nnx.Param(weights["shared_gate"]) if "shared_gate" in weights else None
+        self.activation = activation
         self.alike = gating == ActivatedGate(activation)
 
     def __call__(
@@ -56,6 +57,13 @@ class MoE(nnx.Module):
         out = sum_shards(out)
         bias = self.experts.bias(chosen)
         return out if bias is None else out + bias
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are neither biases nor a gate of the shared expert, and one activation."""
+        experts, router = self.experts, self.router
+        biases = experts.gate_up_bias, experts.down_bias, router.bias, router.choice_bias
+        return self.alike and self.shared_gate is None and all(each is None for each in biases)
 
     def _in_one(self) -> bool:
         """Whether a kernel can serve the shared expert as one of many."""

@@ -40,18 +40,18 @@ class Router(nnx.Module):
         logits = project_to_float32(x, self.weight[...])
         if self.bias is not None:
             logits = logits + self.bias[...].astype(jnp.float32)
-        experts, shares = choose(logits, self._choice_bias(), problem=self._problem(logits))
+        experts, shares = choose(logits, self._choice_bias(), problem=self.problem(logits.shape[0]))
         return Chosen(experts, shares)
 
     def _choice_bias(self) -> Float[Array, " experts"] | None:
         return None if self.choice_bias is None else self.choice_bias[...]
 
-    def _problem(self, logits: Float[Array, "tokens experts"]) -> ChoiceProblem:
+    def problem(self, tokens: int) -> ChoiceProblem:
+        """How so many tokens choose."""
         config = self.config
-        tokens, experts = logits.shape
         return ChoiceProblem(
             tokens=tokens,
-            experts=experts,
+            experts=self.weight.shape[0],
             top_k=config.top_k,
             softmax=config.scoring == "softmax",
             groups=1 if config.top_groups == config.groups else config.groups,

@@ -1,0 +1,143 @@
+"""The mixture chain on Hopper GPUs: which problems the kernel serves, and its arrays."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels.expert_mlp.choice import ChoiceProblem
+from pallas_kernels.layer_chain.gpu_plan import PARTS, Plan
+from pallas_kernels.mixture_chain.checks import MixtureProblem, MixtureWeights
+from pallas_kernels.mixture_chain.gpu_kernel import launch
+from pallas_kernels.mixture_chain.gpu_plan import PHASES, Facts, make_plan
+
+_SMS = 132  # of an H100 SXM or H200, where no device can be asked
+_MOST_EXPERTS = 256  # whose scores a thread group holds
+
+
+def unsupported(problem: MixtureProblem) -> str | None:
+    """Why the Hopper kernel cannot serve this problem; None if it can."""
+    if jax.default_backend() == "gpu":
+        device = jax.local_devices()[0]
+        if device.compute_capability != "9.0":
+            capability = device.compute_capability
+            return f"it is written for compute capability 9.0, this device has {capability}"
+        if not getattr(device, "core_count", 0):
+            return "the device does not tell how many SMs it has, and all must meet"
+    if problem.dtype != jnp.bfloat16:
+        return "it computes in bfloat16 only"
+    if problem.rows != 1:
+        return "it serves a single row"
+    return _unsupported_sizes(problem) or _unsupported_choice(problem)
+
+
+def _unsupported_sizes(problem: MixtureProblem) -> str | None:
+    if problem.inner % 512 or problem.model % 512 or problem.ffn % 64:
+        return "the widths must be multiples of 512, the experts' of 64"
+    if problem.shared_ffn % problem.ffn:
+        return "the shared expert is not as wide as some experts together"
+    if problem.choice.top_k + problem.shared_ffn // problem.ffn > PARTS:
+        return f"a token visits more than {PARTS} experts, shared ones included"
+    if problem.fused is not None and problem.fused % 16:
+        return "the width of the next product must be a multiple of 16"
+    return None
+
+
+def _unsupported_choice(problem: MixtureProblem) -> str | None:
+    choice = problem.choice
+    if choice.experts % 64 or choice.experts > _MOST_EXPERTS:
+        return f"the number of experts must be a multiple of 64 up to {_MOST_EXPERTS}"
+    if choice.groups > 1:
+        return "experts are chosen by groups"
+    return None
+
+
+def run(
+    attended: Float[Array, "1 inner"],
+    residual: Float[Array, "1 model"],
+    weights: MixtureWeights,
+    state: Int[Array, "2"],
+    *,
+    choice: ChoiceProblem,
+    eps: float,
+    activation: str,
+    interpret: Any = None,
+    plan: Plan | None = None,
+) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, "2"]]:
+    """As mixture_chain. interpret: parameters of Mosaic GPU's interpreter, for tests."""
+    facts = Facts(
+        inner=attended.shape[1],
+        model=residual.shape[1],
+        ffn=weights.down.shape[2],
+        shared=0 if weights.shared_down is None else weights.shared_down.shape[1],
+        fused=None if weights.following is None else weights.following.shape[0],
+        choice=choice,
+        dtype=attended.dtype,
+        eps=eps,
+        activation=activation,
+        interpret=interpret,
+    )
+    if plan is None:
+        plan = make_plan(facts, _blocks())
+    return _run(attended, residual, weights, state, facts=facts, plan=plan)
+
+
+def _blocks() -> int:
+    """One block of threads for each SM: all of them are resident at a time."""
+    if jax.default_backend() == "gpu":
+        return jax.local_devices()[0].core_count
+    return _SMS
+
+
+# Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
+@partial(jax.jit, static_argnames=("facts", "plan"))
+def _run(
+    attended: Float[Array, "1 inner"],
+    residual: Float[Array, "1 model"],
+    weights: MixtureWeights,
+    state: Int[Array, "2"],
+    *,
+    facts: Facts,
+    plan: Plan,
+) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, "2"]]:
+    named = {"attended": _fold(attended), "residual": _fold(residual), "down": weights.down}
+    for name in ("out", "router", "gate_up", "shared_gate_up", "following"):
+        if getattr(weights, name) is not None:
+            named[name] = _fold(getattr(weights, name))
+    for name in ("mlp_norm", "next_norm"):
+        if getattr(weights, name) is not None:
+            named[name] = getattr(weights, name).reshape(PARTS, -1)
+    if weights.shared_down is not None:
+        named["shared_down"] = weights.shared_down
+    if not facts.interpret:  # what is only brought near
+        for name in ("following", "ahead"):
+            if getattr(weights, name) is not None:
+                named[f"near_{name}"] = getattr(weights, name).reshape(-1)
+    shapes = {
+        "middle": ((PARTS, facts.model // PARTS), attended.dtype),
+        "logits": ((facts.choice.experts,), jnp.float32),
+        "hidden": ((PARTS, facts.ffn), attended.dtype),
+        "stream": ((PARTS, facts.model // PARTS), attended.dtype),
+    }
+    if facts.fused is not None:
+        shapes["fused"] = ((1, facts.fused), attended.dtype)
+    results = {name: jax.new_ref(lax.empty(*made)) for name, made in shapes.items()}
+    if facts.interpret:  # the interpreter has no barrier of the whole grid: phase by phase
+        for phase in PHASES:
+            launch(facts, plan, (phase,), {**named, **results})
+        handed_on = state
+    else:
+        meeting = jax.new_ref(state)
+        launch(facts, plan, PHASES, {**named, **results, "state": meeting})
+        handed_on = jax.freeze(meeting)
+    frozen = {name: jax.freeze(ref) for name, ref in results.items()}
+    return frozen["stream"].reshape(1, -1), frozen.get("fused"), handed_on
+
+
+def _fold(array: Float[Array, "... out inner"]) -> Float[Array, "... folded part"]:
+    """The same bytes with PARTS rows for each row."""
+    *outer, rows, inner = array.shape
+    return array.reshape(*outer, rows * PARTS, inner // PARTS)

@@ -1,0 +1,363 @@
+"""The persistent kernel of the mixture chain: weights stream on while tokens wait for each other.
+
+A block of threads has two warpgroups, as in layer_chain. One loads weights: across the barriers
+between phases, but for the experts', which must have been chosen. The other computes.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.layer_chain.gpu_ahead import bring_near
+from pallas_kernels.layer_chain.gpu_barrier import meet
+from pallas_kernels.layer_chain.gpu_kernel import (
+    ACTIVATIONS,
+    Tokens,
+    keep_diagonals,
+    products_of_unit,
+)
+from pallas_kernels.layer_chain.gpu_norm import norm_weights
+from pallas_kernels.layer_chain.gpu_plan import PARTS, TILE, UNIT, Plan, Stage
+from pallas_kernels.layer_chain.gpu_unit import SUMS, load_unit, store_unit, sum_parts
+from pallas_kernels.mixture_chain.gpu_choice import LISTED, choose, share_of
+from pallas_kernels.mixture_chain.gpu_count import await_count, begin_anew, count_up
+from pallas_kernels.mixture_chain.gpu_plan import Facts, Phase, units_of_expert
+from pallas_kernels.mixture_chain.gpu_store import load_numbers, store_numbers
+
+_SCRATCH = (
+    "ring",
+    "tokens",
+    "sums",
+    "listed",
+    "shares",
+    "full",
+    "all_full",
+    "free",
+    "ready",
+    "known",
+)
+
+
+def launch(facts: Facts, plan: Plan, phases: tuple[Phase, ...], named: dict[str, Any]) -> None:
+    """Run some phases. named: weights, inputs, and Refs of results, as gpu.py folds them."""
+
+    def mixture_chain(*refs: Any) -> None:
+        here = SimpleNamespace(**dict(zip((*named, *_SCRATCH), refs, strict=True)))
+        warpgroup = lax.axis_index("warpgroup")
+        pl.when(warpgroup == 0)(lambda: _compute(facts, plan, phases, here))
+        pl.when(warpgroup == 1)(lambda: _stream(facts, plan, phases, here))
+
+    swizzle = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    plgpu.kernel(
+        mixture_chain,
+        scratch_types=[
+            plgpu.SMEM((2 * plan.slots, TILE, plan.columns), facts.dtype, transforms=swizzle),
+            plgpu.SMEM((plan.chunks, PARTS, plan.columns), facts.dtype, transforms=swizzle),
+            plgpu.SMEM((2 * SUMS * PARTS,), jnp.float32),
+            plgpu.SMEM((LISTED,), jnp.int32),
+            plgpu.SMEM((LISTED,), jnp.float32),
+            plgpu.Barrier(num_arrivals=2, num_barriers=plan.slots),
+            plgpu.Barrier(num_arrivals=facts.visited, num_barriers=plan.slots),
+            plgpu.Barrier(num_barriers=plan.slots),
+            plgpu.Barrier(num_barriers=plan.chunks),
+            plgpu.Barrier(),
+        ],
+        grid=(plan.blocks,),
+        grid_names=("block",),
+        num_threads=2,
+        thread_name="warpgroup",
+        # All layouts are given here; to infer them takes the other semantics five seconds.
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+        ),
+        interpret=facts.interpret,
+    )(*named.values())
+
+
+def _share(units: int, plan: Plan, beside: int = 0) -> tuple[Any, Any]:
+    """The units of this block: from, to; even together with those that are shared out `beside`."""
+    block = lax.axis_index("block")
+    blocks = jnp.int32(plan.blocks)
+
+    def begin(number: Any) -> Any:
+        return lax.div(number * (units + beside), blocks) - lax.div(number * beside, blocks)
+
+    return begin(block), begin(block + 1)
+
+
+# The loading warpgroup.
+
+
+def _stream(facts: Facts, plan: Plan, phases: tuple[Phase, ...], refs: Any) -> None:
+    """This block's weights of all phases, in order, as slots come free."""
+    plgpu.set_max_registers(40, action="decrease")
+    done = jnp.int32(0)
+    if Phase.OUT in phases:
+        done = _stream_plain(facts.stage("out"), plan, refs, done)
+    if Phase.ROUTER in phases:
+        done = _stream_plain(facts.stage("router"), plan, refs, done)
+        if facts.shared:
+            done = _stream_plain(facts.stage("shared"), plan, refs, done)
+    if Phase.UP in phases or Phase.DOWN in phases:
+        if "near_following" in vars(refs):  # memory is idle while experts are chosen
+            bring_near(refs.near_following, plan.blocks)
+        plgpu.barrier_wait(refs.known)
+    if Phase.UP in phases:
+        done = _stream_up(facts, plan, refs, done)
+    if Phase.DOWN in phases:
+        done = _stream_down(facts, plan, refs, done)
+    if Phase.NEXT in phases and facts.fused is not None:
+        done = _stream_plain(facts.stage("next"), plan, refs, done)
+    if "near_ahead" in vars(refs):
+        bring_near(refs.near_ahead, plan.blocks)
+
+    @pl.loop(jnp.maximum(done - plan.slots, 0), done)  # every release must be seen before the end
+    def _drain(use: Any) -> None:
+        plgpu.barrier_wait(refs.free.at[lax.rem(use, jnp.int32(plan.slots))])
+
+
+def _each_step(
+    first: Any, last: Any, steps: int, plan: Plan, refs: Any, done: Any, load: Any
+) -> Any:
+    """Call load(turn, columns, slot) for every step of these turns; returns the steps then done."""
+    slots, count = jnp.int32(plan.slots), jnp.int32(steps)
+
+    @pl.loop(0, (last - first) * steps)
+    def _step(index: Any) -> None:
+        slot = lax.rem(done + index, slots)
+        pl.when(done + index >= plan.slots)(lambda: plgpu.barrier_wait(refs.free.at[slot]))
+        column = pl.multiple_of(lax.rem(index, count) * plan.columns, plan.columns)
+        load(first + lax.div(index, count), pl.ds(column, plan.columns), slot)
+
+    return done + (last - first) * steps
+
+
+def _stream_plain(stage: Stage, plan: Plan, refs: Any, done: Any) -> Any:
+    """A product whose weight is known beforehand."""
+    first, last = _share(stage.units, plan)
+    weight = getattr(refs, stage.weight)
+
+    def load(turn: Any, across: Any, slot: Any) -> None:
+        for half in range(2):
+            if stage.gated:
+                source = weight.at[half, _tile(turn), across]
+            else:
+                source = weight.at[_tile(2 * turn + half), across]
+            _put(refs, source, slot, half)
+
+    first, last = first * stage.passes, last * stage.passes
+    return _each_step(first, last, stage.width // plan.columns, plan, refs, done, load)
+
+
+def _stream_up(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
+    """Gate and up of the chosen experts: a turn is half of a unit, 8 rows of each."""
+    stage = facts.stage("up")
+    first, last = _share(stage.units, plan, facts.stage("shared").units)
+    turns = jnp.int32(stage.passes * units_of_expert(facts))
+
+    def load(turn: Any, across: Any, slot: Any) -> None:
+        expert = refs.listed[lax.div(turn, turns)]
+        for half in range(2):
+            _put(
+                refs, refs.gate_up.at[expert, half, _tile(lax.rem(turn, turns)), across], slot, half
+            )
+
+    first, last = first * stage.passes, last * stage.passes
+    return _each_step(first, last, stage.width // plan.columns, plan, refs, done, load)
+
+
+def _put(refs: Any, source: Any, slot: Any, half: int) -> None:
+    plgpu.copy_gmem_to_smem(source, refs.ring.at[2 * slot + half], refs.full.at[slot])
+
+
+def _tile(number: Any) -> Any:
+    return pl.ds(pl.multiple_of(number * TILE, TILE), TILE)
+
+
+def _stream_down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
+    """The same rows of all experts that the token visits."""
+    first, last = _share(facts.model // UNIT, plan)
+    experts = [refs.listed[which] for which in range(facts.choice.top_k)]
+
+    def load(unit: Any, across: Any, slot: Any) -> None:
+        rows = pl.ds(pl.multiple_of(unit * UNIT, UNIT), UNIT)
+        for which in range(facts.visited):
+            if which < facts.choice.top_k:
+                source = refs.down.at[experts[which], rows, across]
+            else:
+                part = (which - facts.choice.top_k) * facts.ffn
+                within = pl.ds(pl.multiple_of(part + across.start, plan.columns), plan.columns)
+                source = refs.shared_down.at[rows, within]
+            half, place = divmod(which * UNIT, TILE)
+            target = refs.ring.at[2 * slot + half, pl.ds(place, UNIT)]
+            plgpu.copy_gmem_to_smem(source, target, refs.all_full.at[slot])
+
+    return _each_step(first, last, facts.ffn // plan.columns, plan, refs, done, load)
+
+
+# The computing warpgroup.
+
+
+def _compute(facts: Facts, plan: Plan, phases: tuple[Phase, ...], refs: Any) -> None:
+    """Phase after phase."""
+    plgpu.set_max_registers(232, action="increase")
+    together, done = len(phases) > 1, jnp.int32(0)
+    if Phase.OUT in phases:
+        stage = facts.stage("out")
+        _take_tokens(facts, plan, stage, refs, None)
+        done = _plain(facts, plan, stage, refs, done)
+    if Phase.ROUTER in phases:
+        stage = facts.stage("router")
+        weights = norm_weights(facts.problem, plan, stage, refs)
+        if together:
+            meet(refs.state.at[pl.ds(0, 1)], plan.blocks)
+        _take_tokens(facts, plan, stage, refs, weights)
+        done = _plain(facts, plan, stage, refs, done)
+        if facts.shared:
+            done = _plain(facts, plan, facts.stage("shared"), refs, done)
+        if together:
+            await_count(refs.state.at[pl.ds(1, 1)], stage.units)
+    if Phase.UP in phases or Phase.DOWN in phases:
+        choose(refs.logits, refs.listed, refs.shares, facts.choice, bool(facts.interpret))
+        plgpu.barrier_arrive(refs.known)
+    if Phase.UP in phases:
+        stage = facts.stage("up")
+        if not together:
+            _take_tokens(facts, plan, stage, refs, norm_weights(facts.problem, plan, stage, refs))
+        done = _plain(facts, plan, stage, refs, done)
+        if together:
+            meet(refs.state.at[pl.ds(0, 1)], plan.blocks)
+            begin_anew(refs.state.at[pl.ds(1, 1)])  # nobody waits for the router any more
+    if Phase.DOWN in phases:
+        done = _down(facts, plan, refs, done)
+    if Phase.NEXT in phases and facts.fused is not None:
+        stage = facts.stage("next")
+        weights = norm_weights(facts.problem, plan, stage, refs)
+        if together:
+            meet(refs.state.at[pl.ds(0, 1)], plan.blocks)
+        _take_tokens(facts, plan, stage, refs, weights)
+        _plain(facts, plan, stage, refs, done)
+
+
+def _take_tokens(facts: Facts, plan: Plan, stage: Stage, refs: Any, weights: Any) -> None:
+    Tokens(facts.problem, plan, stage, refs, jnp.int32(0)).begin(weights)
+
+
+def _plain(facts: Facts, plan: Plan, stage: Stage, refs: Any, done: Any) -> Any:
+    """This block's units of a product with rows in parts; the tokens are there."""
+    first, last = _share(
+        stage.units, plan, facts.shared // UNIT if stage.weight == "gate_up" else 0
+    )
+    steps = stage.width // plan.columns
+    tokens = Tokens(facts.problem, plan, stage, refs, jnp.int32(0))
+
+    @pl.loop(first, last)
+    def _unit(unit: Any) -> None:
+        addend = _addend(facts, stage, refs, unit)
+        for turn in range(stage.passes):
+            before = ((unit - first) * stage.passes + turn) * steps
+            products = products_of_unit(facts.problem, plan, stage, refs, tokens, done, before)
+            for half, value in enumerate(products):
+                keep_diagonals(facts.problem, stage, refs, value, turn, half)
+        plgpu.commit_smem()
+        _finish(facts, stage, refs, unit, addend)
+
+    return done + (last - first) * stage.passes * steps
+
+
+def _place(stage: Stage, facts: Facts, unit: Any) -> tuple[Any, Any]:
+    """Where a unit lies in the result or addend of a product."""
+    if stage.result == "fused":
+        return jnp.int32(0), pl.ds(pl.multiple_of(unit * UNIT, UNIT), UNIT)
+    if stage.result == "hidden":
+        each = jnp.int32(units_of_expert(facts))
+        unit = unit + (facts.choice.top_k * each if stage.weight == "shared_gate_up" else 0)
+    else:
+        each = jnp.int32(stage.outer // PARTS // UNIT)
+    column = pl.multiple_of(lax.rem(unit, each) * UNIT, UNIT)
+    return lax.div(unit, each), pl.ds(column, UNIT)
+
+
+def _addend(facts: Facts, stage: Stage, refs: Any, unit: Any) -> jax.Array | None:
+    """What is to be added to a unit's results: on its way while the unit is computed."""
+    if stage.addend is None:
+        return None
+    first = getattr(refs, stage.addend), _place(stage, facts, unit)
+    return load_unit(first, 1, 0, bool(facts.interpret))
+
+
+def _finish(facts: Facts, stage: Stage, refs: Any, unit: Any, addend: jax.Array | None) -> None:
+    """Add up a unit's parts, do what is elementwise, and store it."""
+    interpret = bool(facts.interpret)
+
+    def product(which: int) -> jax.Array:
+        parts = refs.sums.at[pl.ds(which * SUMS * PARTS, SUMS * PARTS)]
+        return sum_parts(parts, interpret)
+
+    if stage.result == "logits":
+        store_numbers(refs.logits, unit, product(0), interpret)
+        if not interpret:
+            count_up(refs.state.at[pl.ds(1, 1)])
+        return
+    value = _rounded(facts, product(0))
+    if stage.gated:
+        value = ACTIVATIONS[facts.activation](value) * _rounded(facts, product(1))
+    _store(facts, stage, refs, unit, value, addend)
+
+
+def _rounded(facts: Facts, value: jax.Array) -> jax.Array:
+    return value.astype(facts.dtype).astype(jnp.float32)  # as each product alone is rounded
+
+
+def _store(
+    facts: Facts, stage: Stage, refs: Any, unit: Any, value: jax.Array, addend: jax.Array | None
+) -> None:
+    if addend is not None:
+        value += addend.astype(jnp.float32)
+    first = getattr(refs, stage.result), _place(stage, facts, unit)
+    store_unit(first, value.astype(facts.dtype), 1, 0, bool(facts.interpret))
+
+
+def _down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
+    """This block's units of the experts' last product, and the sum over the experts."""
+    stage = facts.stage("down")
+    first, last = _share(stage.units, plan)
+    steps = facts.ffn // plan.columns
+    _take_tokens(facts, plan, stage, refs, None)
+    tokens = Tokens(facts.problem, plan, stage, refs, jnp.int32(0))
+    filled = SimpleNamespace(**(vars(refs) | {"full": refs.all_full}))
+    shares = share_of(refs.shares, facts.choice)
+
+    @pl.loop(first, last)
+    def _unit(unit: Any) -> None:
+        addend = _addend(facts, stage, refs, unit)
+        products = products_of_unit(
+            facts.problem, plan, stage, filled, tokens, done, (unit - first) * steps
+        )
+        for half, value in enumerate(products):
+            refs.sums[pl.ds(half * TILE, TILE)] = _of_own_expert(value, half)
+        plgpu.commit_smem()
+        total = None
+        for which in range(facts.visited):
+            part = load_numbers(refs.sums, which * UNIT, bool(facts.interpret))
+            part = _rounded(facts, part)
+            if which < facts.choice.top_k:
+                part = part * shares[which]
+            total = part if total is None else total + part
+        _store(facts, stage, refs, unit, total, addend)
+
+    return done + (last - first) * steps
+
+
+def _of_own_expert(value: jax.Array, half: int) -> jax.Array:
+    """[TILE]: of each expert's rows of a weight the product with what that expert has hidden."""
+    shape, layout = (TILE, PARTS), plgpu.Layout.WGMMA
+    row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+    expert = lax.shift_right_logical(row, jnp.full_like(row, 4)) + half * (TILE // UNIT)
+    own = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=layout) == expert
+    return jnp.where(own, value, jnp.zeros_like(value)).sum(axis=1)

@@ -1,0 +1,90 @@
+"""What the mixture chain's kernel is to do, as static facts, and how shared memory is spent.
+
+Most products are as layer_chain's: a row of a weight in eight parts. The experts' last product has
+its eight parts already: 16 rows of it from each of a token's experts fill two tiles of the matrix
+unit, and the eight columns are what the experts have hidden.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pallas_kernels.expert_mlp.choice import ChoiceProblem
+from pallas_kernels.layer_chain.gpu_plan import (
+    PARTS,
+    SHARED_MEMORY,
+    SMALL,
+    TILE,
+    UNIT,
+    Plan,
+    Problem,
+    Stage,
+)
+
+
+class Phase(StrEnum):
+    """What lies between two barriers of the whole grid."""
+
+    OUT = "out"
+    ROUTER = "router"
+    UP = "up"
+    DOWN = "down"
+    NEXT = "next"
+
+
+PHASES = tuple(Phase)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The sizes of a layer and what its kernel is told; shared: width of the shared expert."""
+
+    inner: int
+    model: int
+    ffn: int
+    shared: int
+    fused: int | None
+    choice: ChoiceProblem
+    dtype: Any
+    eps: float
+    activation: str
+    interpret: Any = None
+
+    @property
+    def problem(self) -> Problem:
+        """What layer_chain's parts of a kernel are told."""
+        return Problem(1, (), self.dtype, self.eps, self.activation, self.interpret)
+
+    @property
+    def visited(self) -> int:
+        """Experts that the token visits, the parts of the shared one included."""
+        return self.choice.top_k + self.shared // self.ffn
+
+    def stage(self, name: str) -> Stage:
+        """The product of this name."""
+        norm, model, ffn = "mlp_norm", self.model, self.ffn
+        top_k, experts = self.choice.top_k, self.choice.experts
+        stages = {
+            "out": Stage("attended", "out", "middle", self.inner, model, addend="residual"),
+            "router": Stage("middle", "router", "logits", model, experts, norm=norm),
+            "shared": Stage("middle", "shared_gate_up", "hidden", model, self.shared, gated=True),
+            "up": Stage("middle", "gate_up", "hidden", model, top_k * ffn, gated=True, norm=norm),
+            # Of all experts together; `width` of it is that of one.
+            "down": Stage("hidden", "down", "stream", PARTS * ffn, model, addend="middle"),
+            "next": Stage("stream", "following", "fused", model, self.fused or 0, norm="next_norm"),
+        }
+        return stages[name]
+
+
+def make_plan(facts: Facts, blocks: int) -> Plan:
+    """Shared memory for the tokens of the widest product, and all else for weights in flight."""
+    widths = (facts.inner // PARTS, facts.model // PARTS, facts.ffn)
+    columns = next(each for each in (128, 64) if all(width % each == 0 for width in widths))
+    chunks = max(widths) // columns
+    slots = (SHARED_MEMORY - SMALL - chunks * PARTS * columns * 2) // (2 * TILE * columns * 2)
+    return Plan(blocks, columns, slots, chunks)
+
+
+def units_of_expert(facts: Facts) -> int:
+    """Units of one expert's hidden layer."""
+    return facts.ffn // UNIT
