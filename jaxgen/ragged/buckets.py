@@ -10,8 +10,8 @@ SMALLEST_MIXED = 16
 FEW_ROWS = 8
 
 MANY_TOKENS = 512
-"""Mixed steps of more tokens take so long that their sizes lie closer together, and so long that
-it does not matter for how many rows they compute logits.
+"""Mixed steps of more tokens take so long that it does not matter for how many rows they compute
+logits.
 """
 
 MANY_ROWS = 256
@@ -19,7 +19,7 @@ MANY_ROWS = 256
 
 FILLED_FROM = 256
 """Tokens from which a step's products take longer than reading the weights, roughly: below it a
-padded step is as fast as a full one.
+padded step is as fast as a full one, from it on sizes lie closer together.
 """
 
 SMALL_TABLE = 2**16
@@ -71,10 +71,10 @@ class Buckets:
         max_rows: fewer than twice the rows needed.
         Where many rows of max_blocks make a large table there is one more, as wide as a small table
         allows: long contexts are the exception. Mixed steps take long enough to hide theirs.
-        Tokens of mixed buckets are powers of two from smallest_mixed, from 512 on also halfway
+        Tokens of mixed buckets are powers of two from smallest_mixed, from 256 on also halfway
         between them, then the most that alignment can make of max_tokens: fewer than twice the
-        tokens needed (spans aligned), or the smallest. Their rows are 8 or max_rows, of more than
-        512 tokens max_rows. ValueError unless 1 <= max_rows <= max_tokens and the others are at
+        tokens needed (spans aligned), or the smallest. Their rows are max_rows, and of powers of
+        two up to 512 also 8. ValueError unless 1 <= max_rows <= max_tokens and the others are at
         least 1.
         """
         if not 1 <= max_rows <= max_tokens or max_blocks < 1 or row_alignment < 1:
@@ -90,13 +90,14 @@ class Buckets:
         padded = max_tokens + (row_alignment - 1) * max_rows
         most = padded // row_alignment * row_alignment
         smallest = -(-smallest_mixed // row_alignment) * row_alignment
+        often = [size for size in _doubling(smallest, most) if size <= MANY_TOKENS]
         mixed = tuple(
             Bucket(tokens, rows, max_blocks, decode=False)
-            for tokens in _sizes(smallest, most, MANY_TOKENS, row_alignment)
+            for tokens in _sizes(smallest, most, FILLED_FROM, row_alignment)
             for rows in sorted(
                 {
                     min(cap, tokens // row_alignment)
-                    for cap in ((max_rows,) if tokens > MANY_TOKENS else (FEW_ROWS, max_rows))
+                    for cap in ((FEW_ROWS, max_rows) if tokens in often else (max_rows,))
                 }
             )
             if rows <= max_rows

@@ -22,6 +22,8 @@ MAX_BYPASSED = 16
 
 So many of them together do the same."""
 
+LEAST_SHARE = 4
+"""A step that is cut to a compiled size has at least the fourth part of what its prompts want."""
 
 _RANK = attrgetter("rank")
 
@@ -194,10 +196,15 @@ class _Step:
         self.decodes, self.starts = requests, starts
 
     def end_at_size(self, prompts: Sequence[Request]) -> None:
-        """Cuts the budget to the largest compiled size that these prompts fill, if any."""
+        """Cuts the budget to the largest compiled size that these prompts fill, if any.
+
+        No cut takes more than three quarters of what they want, so that no prompt goes on in
+        single tokens for as long as others are held back.
+        """
         begun = self.limits.max_tokens - self.budget
         wanted = begun + min(self.budget, sum(self.remaining(request) for request in prompts))
-        filled = [size for size in self.limits.sizes if begun < size <= wanted]
+        least = begun + max(1, (wanted - begun) // LEAST_SHARE)
+        filled = [size for size in self.limits.sizes if least <= size <= wanted]
         if filled and not self.limits.no_chunking:
             self.budget = max(filled) - begun
 

@@ -78,6 +78,20 @@ def test_a_step_ends_at_a_compiled_size_where_others_are_held_back():
     assert run(host) == {1: 1, 2: 1}
 
 
+def test_a_cut_leaves_a_quarter_of_what_is_wanted():
+    """Or prompts would go on in single tokens, step after step."""
+    host = scheduler(max_sequences=3, sizes=(3, 4, 16))
+    for uid in (1, 2):
+        submit(host, uid, 3)
+        run(host)
+    submit(host, 3, 10, max_tokens=4)
+    submit(host, 4, 5)
+    assert run(host) == {1: 1, 2: 1, 3: 2}  # 1 of 10 would be too little
+    assert run(host) == {1: 1, 2: 1, 3: 2}
+    submit(host, 5, 5)
+    assert run(host) == {1: 1, 2: 1, 3: 2}
+
+
 @pytest.mark.parametrize(
     ("waiting", "options"),
     [
