@@ -141,6 +141,8 @@ def _override(text: str | None) -> Mapping[str, Any]:
         raise ConfigError(f"override_generation_config is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise ConfigError(f"override_generation_config must be a JSON object, got {text}")
-    renamed = {_GENERATION_NAMES.get(name, name): value for name, value in given.items()}
+    renamed: dict[str, Any] = {
+        _GENERATION_NAMES.get(name, str(name)): value for name, value in given.items()
+    }
     SamplingParams.from_mapping(renamed)
     return renamed
