@@ -162,18 +162,29 @@ def other_ids(requests: list[BenchRequest], turn: int, vocab: int) -> list[Bench
     ]
 
 
+def ramped(num_prompts: int, strategy: str, start: float, end: float) -> np.ndarray:
+    """vLLM's ramp-up: requests a second at each request, from `start` at the first to `end`.
+
+    strategy: linear, or exponential.
+    """
+    progress = np.linspace(0.0, 1.0, num_prompts)
+    if strategy == "linear":
+        return start + (end - start) * progress
+    return start * (end / start) ** progress
+
+
 def arrivals(
-    num_prompts: int, rate: float, seed: int = 0, *, burstiness: float = 1.0
+    num_prompts: int, rate: float | np.ndarray, seed: int = 0, *, burstiness: float = 1.0
 ) -> list[float]:
     """Seconds after the first request at which each one is sent; all zero for an infinite rate.
 
-    rate: requests a second. Gaps are gamma-distributed with this shape: 1 is a Poisson process,
-    less comes in bursts, infinity at equal distances.
+    rate: requests a second, always the same or of each request. Gaps are gamma-distributed with
+    this shape: 1 is a Poisson process, less comes in bursts, infinity at equal distances.
     """
-    if np.isinf(rate):
+    if np.isinf(rate).all():
         return [0.0] * num_prompts
     if np.isinf(burstiness):
-        gaps = np.full(num_prompts, 1 / rate)
+        gaps = np.broadcast_to(1 / np.asarray(rate), num_prompts)
     else:
         gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (rate * burstiness), num_prompts)
     times = np.cumsum(gaps)

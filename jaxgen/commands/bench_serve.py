@@ -14,7 +14,7 @@ from jaxgen.bench.http_client import HTTPClient
 from jaxgen.bench.load import LoadRun, Target, ask_once, first_model, run_load, wait_until_ready
 from jaxgen.bench.openai_stream import Backend
 from jaxgen.bench.serve_metrics import details, summarize
-from jaxgen.bench.workload import BenchRequest, arrivals, other_ids
+from jaxgen.bench.workload import BenchRequest, arrivals, other_ids, ramped
 from jaxgen.commands.bench_dataset import read_dataset
 from jaxgen.commands.bench_serve_options import SAMPLING
 from jaxgen.commands.bench_serve_report import as_lines, save
@@ -27,6 +27,7 @@ from jaxgen_checkpoints.errors import RefusedInput
 __all__ = ["as_lines", "exit_code", "serve"]
 
 _ERRORS_TOLD = 10
+_RAMP = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
 
 
 def serve(args: argparse.Namespace) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
         raise RefusedInput("--result-filename names one file: give --result-dir for a sweep")
     if (args.result_dir or args.result_filename) and not (args.save_result or args.append_result):
         raise RefusedInput("--result-dir and --result-filename need --save-result")
+    _check_ramp(args)
     _allow_sockets()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         results, runs = runner.run(_measure(args))
@@ -58,6 +60,14 @@ def _allow_sockets() -> None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _check_ramp(args: argparse.Namespace) -> None:
+    given = [name for name in _RAMP if getattr(args, name) is not None]
+    if given and len(given) < len(_RAMP):
+        raise RefusedInput("a ramp needs --ramp-up-strategy, --ramp-up-start-rps and -end-rps")
+    if given and args.request_rate != [float("inf")]:
+        raise RefusedInput("--ramp-up-strategy takes the place of --request-rate: give one")
 
 
 def _loop_factory() -> Any:  # noqa: ANN401
@@ -107,7 +117,9 @@ async def _prepare(
 async def _run(
     args: argparse.Namespace, target: Target, requests: Sequence[BenchRequest], rate: float
 ) -> LoadRun:
-    times = arrivals(len(requests), rate, args.seed, burstiness=args.burstiness)
+    ramp = (args.ramp_up_start_rps, args.ramp_up_end_rps)
+    wanted = ramped(len(requests), args.ramp_up_strategy, *ramp) if args.ramp_up_strategy else rate
+    times = arrivals(len(requests), wanted, args.seed, burstiness=args.burstiness)
     numbered = replace(target, request_id_prefix=f"{target.request_id_prefix}{rate:g}-")
     hidden = True if args.disable_tqdm else None  # None: where nobody watches
     with tqdm(total=len(requests), desc=f"{rate:g} requests/s", disable=hidden) as bar:
@@ -143,6 +155,7 @@ def _described(args: argparse.Namespace, count: int, rate: float) -> dict[str, A
         "request_rate": "inf" if rate == float("inf") else rate,
         "burstiness": args.burstiness,
         "max_concurrency": args.max_concurrency,
+        **({name: getattr(args, name) for name in _RAMP} if args.ramp_up_strategy else {}),
     }
 
 

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from jaxgen.commands.bench_dataset_options import add_dataset
-from jaxgen.commands.bench_values import json_object, number, pair, rate, whole
+from jaxgen.commands.bench_values import finite_rate, json_object, number, pair, rate, whole
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 """Time to the first output, of a token after it, between two pieces of output, and of all."""
@@ -83,6 +83,13 @@ def _load(group: Any) -> None:  # noqa: ANN401
         metavar="B",
         help="1 is Poisson, less comes in bursts, more is more even",
     )
+    group.add_argument(
+        "--ramp-up-strategy",
+        choices=("linear", "exponential"),
+        help="from --ramp-up-start-rps to --ramp-up-end-rps, in place of --request-rate",
+    )
+    for option in ("--ramp-up-start-rps", "--ramp-up-end-rps"):
+        group.add_argument(option, type=finite_rate, metavar="R", help="requests a second")
     group.add_argument(
         "--max-concurrency", type=whole(1), metavar="N", help="requests under way at one time"
     )

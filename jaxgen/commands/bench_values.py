@@ -37,6 +37,14 @@ def rate(text: str) -> float:
     return value
 
 
+def finite_rate(text: str) -> float:
+    """A number above 0."""
+    value = rate(text)
+    if value == float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
+    return value
+
+
 def finite(text: str) -> float:
     """A number above 0 and below infinity."""
     value = rate(text)

@@ -16,6 +16,14 @@ KEYS = {
     *("mean_itl_ms", "p99_itl_ms"),
 }
 SHORT = ("--random-input-len", "9", "--random-output-len", "5", "--num-prompts", "6")
+RAMP = (
+    "--ramp-up-strategy",
+    "exponential",
+    "--ramp-up-start-rps",
+    "50",
+    "--ramp-up-end-rps",
+    "500",
+)
 
 
 @pytest.fixture
@@ -86,6 +94,13 @@ def test_a_sweep_has_a_line_a_rate(bench, tmp_path):
     assert sweep[0]["duration"] > 0.02  # the last of six at 50 a second
 
 
+def test_a_ramp_is_told(bench):
+    told = json.loads(bench(*SHORT, *RAMP, "--json").out)
+    assert (told["completed"], told["request_rate"]) == (6, "inf")
+    ramp = [told[f"ramp_up_{name}"] for name in ("strategy", "start_rps", "end_rps")]
+    assert ramp == ["exponential", 50, 500]
+
+
 def test_failures_are_counted_and_told(bench):
     words = ("--random-input-len", "500", "--random-output-len", "5", "--num-prompts", "3")
     told = bench(*words, "--json", code=1)
@@ -108,6 +123,9 @@ def test_the_model_is_asked_for(bench, monkeypatch):
         (("--lora-modules", "a"), "unrecognized arguments"),
         (("--goodput", "itl:3"), "ttft, tpot, e2el"),
         (("--request-rate", "0"), "above 0"),
+        (("--ramp-up-strategy", "linear"), "a ramp needs"),
+        (("--ramp-up-start-rps", "inf"), "finite"),
+        ((*RAMP, "--request-rate", "4"), "takes the place"),
         (("--percentile-metrics", "ttft,speed"), "speed"),
         (("--metric-percentiles", "101"), "from 0 to 100"),
         (("--header", "nothing"), "KEY=VALUE"),

@@ -9,6 +9,7 @@ from jaxgen.bench.workload import (
     custom,
     other_ids,
     prefix_repetition,
+    ramped,
     random,
     synthetic_sharegpt,
     uniform,
@@ -137,3 +138,13 @@ def test_every_drawn_dataset_can_be_simulated(capsys):
         words = ["--dataset-name", name, "--num-prompts", "20", "--json"]
         assert main(["bench", "simulate", *words]) == 0
         assert '"completed": 20' in capsys.readouterr().out
+
+
+def test_a_ramp():
+    assert ramped(3, "linear", 2.0, 6.0).tolist() == [2, 4, 6]
+    assert ramped(3, "exponential", 1.0, 9.0) == pytest.approx([1, 3, 9])
+    even = arrivals(3, ramped(3, "linear", 1.0, 4.0), burstiness=float("inf"))
+    assert even == pytest.approx([0, 1 / 2.5, 1 / 2.5 + 1 / 4])
+    drawn = np.diff(arrivals(20_000, ramped(20_000, "linear", 5.0, 50.0), seed=1))
+    assert 1 / drawn[:1000].mean() == pytest.approx(6.1, rel=0.1)
+    assert 1 / drawn[-1000:].mean() == pytest.approx(48.9, rel=0.1)
