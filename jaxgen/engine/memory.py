@@ -116,10 +116,10 @@ def check_block_tables(buckets: Buckets) -> None:
     # Imported here: Pallas's TPU side takes most of a second to import.
     from pallas_kernels.ragged_attention.tpu_chip import table_too_large
 
-    for bucket in buckets:
-        problem = table_too_large(bucket.rows, bucket.blocks)
-        if problem is not None:
-            raise ConfigError(problem)
+    largest = max(buckets, key=lambda bucket: bucket.rows * bucket.blocks)
+    problem = table_too_large(largest.rows, largest.blocks)
+    if problem is not None:
+        raise ConfigError(problem)
 
 
 def memory_limit(device: Device) -> int | None:

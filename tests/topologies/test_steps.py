@@ -35,3 +35,12 @@ def test_what_does_not_fit_says_how_much_is_missing_and_what_would_help(capsys):
     err = capsys.readouterr().err
     assert "0.24 GiB short" in err
     assert "tensor_parallel_size = 2 would hold them" in err
+
+
+def test_block_tables_beyond_scalar_memory_are_refused_before_anything_is_compiled(capsys):
+    context = ["--max-model-len", "131072", "--max-num-seqs", "256"]
+    mesh = ["--tensor-parallel-size", "4"]
+    assert main(["plan", "llama-3.1-8b", "--topology", "v5e:2x2", *context, *mesh]) == 2
+    err = capsys.readouterr().err
+    assert "256 rows and 2048 blocks" in err
+    assert "lower max_num_seqs or max_model_len, or raise block_size" in err
