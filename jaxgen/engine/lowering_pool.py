@@ -4,6 +4,7 @@ They are started by name, not forked, which a process with a GPU's context must 
 `multiprocessing`, which runs the user's script anew. What they cannot do, the caller does itself.
 """
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -41,14 +42,17 @@ def useful_processes(model: Model, programs: int) -> int:
 
 
 class LoweringPool:
-    """So many processes, each with a thread that waits for it. Use as a context manager."""
+    """So many processes, each with a thread that waits for it. Use as a context manager.
+
+    processes: those that were started.
+    """
 
     def __init__(self, model: Model, processes: int) -> None:
         self._order = pickle.dumps(Order.of(model))
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="lowering")
         self._own = threading.local()
         self._lock = threading.Lock()
-        self._started: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
     def __enter__(self) -> "LoweringPool":
@@ -58,14 +62,15 @@ class LoweringPool:
         """Ends the processes, whatever they are at."""
         with self._lock:
             self._closed = True
-            for process in self._started:
+            for process in self.processes:
                 process.kill()
         self._threads.shutdown(cancel_futures=True)
-        for process in self._started:
+        for process in self.processes:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # what it was never asked
+                    pipe.close()
 
     def submit(self, request: Request) -> Future[Answer]:
         """The answer to be; LoweringFailed where there is none."""
@@ -80,23 +85,24 @@ class LoweringPool:
             process.stdin.flush()
             return pickle.load(process.stdout)
         except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            self._own.process = None
             raise LoweringFailed(f"{request.key}: {error or type(error).__name__}") from error
 
     def _process(self) -> subprocess.Popen[bytes]:
-        """This thread's process, started anew if it has ended."""
+        """This thread's process; another one where the last failed."""
         process: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
-        if process is None or process.poll() is not None:
+        if process is None:
             with self._lock:
                 if self._closed:
                     raise OSError("no longer wanted")
-                process = self._own.process = _start()
-                self._started.append(process)
+                process = self._own.process = start_process()
+                self.processes.append(process)
             assert process.stdin is not None
             process.stdin.write(self._order)
         return process
 
 
-def _start() -> subprocess.Popen[bytes]:
+def start_process() -> subprocess.Popen[bytes]:
     """A process that finds the modules which this one finds, and no accelerator."""
     environment = {
         **os.environ,
@@ -109,4 +115,5 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
+        start_new_session=True,  # a terminal's Ctrl-C is for the process that asks
     )

@@ -7,7 +7,6 @@ has no accelerator: as many CPU devices stand for the mesh.
 import math
 import os
 import pickle
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,11 +21,12 @@ from pallas_kernels.dispatch import lowering_for
 
 def main() -> None:
     """Serves until the process that asks closes its end, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else may get between the answers
     messages = _messages(sys.stdin.buffer)
-    order: Order = next(messages)
+    order: Order | None = next(messages, None)
+    if order is None:
+        return
     for name, value in order.settings.items():
         jax.config.update(name, value)
     jax.config.update("jax_num_cpu_devices", math.prod(order.mesh.values()))

@@ -1,11 +1,27 @@
-"""Programs that other processes lowered are the programs; what those cannot do is done here."""
+"""Forwards that other processes lowered are the forwards; what those cannot do is done here."""
 
 import logging
+import pickle
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
-from jaxgen.engine.programs import Draw, Forward
+from jaxgen.engine import lowering_pool
+from jaxgen.engine.build import describe, load_model
+from jaxgen.engine.lowering_order import Order, Request
+from jaxgen.engine.lowering_pool import LoweringFailed, LoweringPool, useful_processes
+from jaxgen.engine.programs import Draw, Forward, Sizes
+from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import Demand
+from jaxgen_checkpoints.checkpoint import open_checkpoint
+from jaxgen_models.llama.policy import LlamaPolicy
+from pallas_kernels.dispatch import using
 
 
 @pytest.fixture
@@ -21,14 +37,110 @@ def started(one_shape):
     return start
 
 
+@pytest.fixture
+def short_lived(monkeypatch):
+    """Processes that end as soon as they are started."""
+
+    def start():
+        command = [sys.executable, "-c", ""]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    monkeypatch.setattr(lowering_pool, "start_process", start)
+
+
+def buffers(engine):
+    """Where on the devices the cache lies."""
+    leaves = jax.tree.leaves(engine.runner.pages)
+    shards = [shard.data for leaf in leaves for shard in leaf.addressable_shards]
+    return [shard.unsafe_buffer_pointer() for shard in shards]
+
+
 @pytest.mark.parametrize(
     ("name", "shards"),
-    [("llama_tied", 2), ("deepseek_v2_lite", 1), ("qwen3_moe", 1), ("gpt_oss_mxfp4", 1)],
+    [
+        ("llama_tied", 2),
+        *(
+            pytest.param(name, 1, marks=pytest.mark.slow)
+            for name in ("llama_plain", "deepseek_v2_lite", "qwen3_moe", "gpt_oss_mxfp4")
+        ),
+    ],
 )
 def test_they_say_the_same(golden, tokens, started, caplog, name, shards):
     caplog.set_level(logging.WARNING, "jaxgen.engine.programs")
     case = golden(name)
     engine = started(case.folder, tensor_parallel_size=shards)
+    places = buffers(engine)
     assert tokens(engine, case.prompts) == case.greedy
+    assert buffers(engine) == places  # the cache is written where it lies
     assert engine.runner.late_compiles == 0
     assert not caplog.records
+
+
+def test_processes_that_fail_are_done_without(golden, tokens, started, short_lived, caplog):
+    caplog.set_level(logging.WARNING, "jaxgen.engine.programs")
+    case = golden("llama_tied")
+    engine = started(case.folder)
+    assert tokens(engine, case.prompts[:1]) == case.greedy[:1]
+    assert [record.message[:24] for record in caplog.records] == ["lowering in this process"]
+
+
+@pytest.fixture(scope="module")
+def model(golden_dir):
+    return load_model(describe(open_checkpoint(golden_dir("llama_tied"))), "float32").model
+
+
+def request(rows):
+    bucket = Bucket(16, rows, 4, decode=False)
+    return Request(Forward(bucket), Sizes((8,), 8, rows))
+
+
+def test_a_process_that_dies_costs_one_program(model):
+    with LoweringPool(model, 1) as pool:
+        first = pool.submit(request(1))
+        while not (processes := list(pool.processes)):
+            time.sleep(0.01)
+        processes[0].kill()
+        with pytest.raises(LoweringFailed):
+            first.result()
+        assert pool.submit(request(2)).result().data
+        assert len(pool.processes) == 2
+
+
+def test_an_interrupt_ends_them(model):
+    pool = LoweringPool(model, 2)
+
+    def interrupted():
+        with pool:
+            asked.extend(pool.submit(request(rows)) for rows in (1, 2, 3))
+            raise KeyboardInterrupt
+
+    asked = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert all(future.done() for future in asked)
+    assert all(process.returncode is not None for process in pool.processes)
+
+
+def test_none_outlives_the_process_that_asks(model):
+    """Its end of the pipe closes, however it ended."""
+    process = lowering_pool.start_process()
+    _, said = process.communicate(pickle.dumps(Order.of(model)), timeout=60)
+    assert process.returncode == 0
+    assert not said
+
+
+def test_where_they_are_of_use(model):
+    def on(platform, model=model):
+        return replace(
+            model, mesh=SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+        )
+
+    class Stranger(LlamaPolicy):
+        """Of the user's own script."""
+
+    assert useful_processes(on("cpu"), 24) == 0
+    assert useful_processes(on("gpu"), 3) == 0
+    assert useful_processes(on("gpu"), 24) <= 16
+    assert useful_processes(replace(on("gpu"), policy=Stranger(model.config)), 24) == 0
+    with using(ragged_attention="reference"):
+        assert useful_processes(on("gpu"), 24) == 0
