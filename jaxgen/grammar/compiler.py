@@ -20,6 +20,11 @@ from jaxgen.text.tokenizer import Tokenizer
 REMEMBERED = 64
 """Compiled grammars that are kept, to be copied for the next request that has the same."""
 
+WHITE_SPACE = r"[ \n\r\t]{0,64}"
+"""Between two parts of JSON, where a request does not say: enough for any indentation, and a model
+that likes white space best does not fill its context with it.
+"""
+
 LONGEST_GRAMMAR = 64 * 1024
 """Characters of a grammar in GBNF, which Python translates."""
 
@@ -111,12 +116,11 @@ def _source(wanted: StructuredOutputs, tokenizer: Tokenizer | None) -> str:
 
 
 def _spacing(wanted: StructuredOutputs) -> Any:  # noqa: ANN401 (a TypedDict of the library's stubs)
-    options: dict[str, Any] = {}
-    if wanted.disable_any_whitespace:
-        options["whitespace_flexible"] = False
-    if wanted.whitespace_pattern is not None:
-        options["whitespace_pattern"] = wanted.whitespace_pattern
-    return options
+    if wanted.disable_any_whitespace and wanted.whitespace_pattern is None:
+        return {"whitespace_flexible": False}
+    pattern = wanted.whitespace_pattern or WHITE_SPACE
+    flexible = {"whitespace_flexible": False} if wanted.disable_any_whitespace else {}
+    return {"whitespace_pattern": pattern, **flexible}
 
 
 def _closed(schema: Any) -> Any:  # noqa: ANN401

@@ -75,3 +75,29 @@ def test_a_word_is_banned_where_its_beginning_was_said():
 def test_without_a_tokenizer_there_are_no_forms():
     with pytest.raises(InvalidParameter, match="need a tokenizer"):
         GrammarCompiler(None, 512).compile(StructuredOutputs(json_object=True))
+
+
+@pytest.mark.parametrize(
+    ("form", "most"),
+    [
+        ({"json": {"type": "object"}}, 64),
+        ({"json_object": True}, 64),
+        ({"json": {"type": "object"}, "whitespace_pattern": " {0,3}"}, 3),
+        ({"json": {"type": "object"}, "disable_any_whitespace": True}, 0),
+    ],
+)
+def test_white_space_between_parts_of_json_ends(tokenizer, form, most):
+    """A model that likes it best would fill its context with it."""
+    rule = GrammarCompiler(tokenizer, 512, (2,)).compile(StructuredOutputs(**form))
+    (brace,) = tokenizer.encode_inside("{")
+    (space,) = tokenizer.encode_inside(" ")
+    rule.advance(brace)
+    seen = 0
+    while seen < 100:
+        mask = np.full(16, -1, np.int32)
+        rule.write(mask)
+        if not mask.view(np.uint32)[space // 32] >> space % 32 & 1:
+            break
+        rule.advance(space)
+        seen += 1
+    assert seen == most
