@@ -5,34 +5,37 @@ Usage: python scripts/plan_table.py FILE.json ...
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 HEAD = (
     *("model", "machine", "tensor x expert", "replicas", "weights", "step", "KV tokens"),
-    *("decode", "prefill"),
+    *("decode", "prefill", "compiled at"),
 )
 
 
 def main(files: list[str]) -> None:
-    """Prints one row for each plan in the files, in their order."""
+    """Prints one row for each plan in the files, in their order; they are of this commit."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     print("| " + " | ".join(HEAD) + " |")
     print("|" + "---|" * len(HEAD))
     for file in files:
         said = json.loads(Path(file).read_text())
         for plan in said["plans"]:
-            print("| " + " | ".join(row(said["model"], plan)) + " |")
+            print("| " + " | ".join(row(said["model"], plan, commit)) + " |")
 
 
-def row(model: str, plan: dict[str, Any]) -> list[str]:
+def row(model: str, plan: dict[str, Any], commit: str) -> list[str]:
     """The cells of one plan: what it takes, or how much is missing."""
     mesh, memory = plan["mesh"], plan["memory"]
     first = [model, plan["topology"], f"{mesh['tensor']} x {mesh['expert']}"]
     if not plan["fits"]:
         short = re.search(r"[\d.]+ GiB short", plan["shortfall"])
         missing = short[0] if short else plan["shortfall"]
-        return [*first, "-", gib(memory["weights"]), "-", missing, "-", "-"]
+        return [*first, "-", gib(memory["weights"]), "-", missing, "-", "-", "-"]
     steps = {each["name"]: f"{each['step_ms']:.1f} ms" for each in plan["estimates"]}
     return [
         *first,
@@ -42,6 +45,7 @@ def row(model: str, plan: dict[str, Any]) -> list[str]:
         f"{plan['kv_tokens']:,}",
         steps["decode"],
         steps["prefill"],
+        commit,
     ]
 
 
