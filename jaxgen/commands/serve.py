@@ -133,16 +133,8 @@ def _sampling_defaults(args: argparse.Namespace, opened: OpenedModel) -> Mapping
     return {**defaults, **_override(args.override_generation_config)}
 
 
-def _override(text: str | None) -> Mapping[str, Any]:
-    """--override-generation-config; ConfigError for what no request could ask for."""
-    try:
-        given = json.loads(text or "{}")
-    except ValueError as error:
-        raise ConfigError(f"override_generation_config is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ConfigError(f"override_generation_config must be a JSON object, got {text}")
-    renamed: dict[str, Any] = {
-        _GENERATION_NAMES.get(name, str(name)): value for name, value in given.items()
-    }
+def _override(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """--override-generation-config; InvalidParameter for what no request could ask for."""
+    renamed = {_GENERATION_NAMES.get(name, name): value for name, value in (given or {}).items()}
     SamplingParams.from_mapping(renamed)
     return renamed

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from jaxgen.commands.bench_values import json_object
 from jaxgen.commands.peer_options import add_peer_options
 
 API_KEY_VARIABLE = "JAXGEN_API_KEY"
@@ -71,6 +72,13 @@ def _model(group: Any) -> None:  # noqa: ANN401
         "--chat-template", metavar="FILE", help="a Jinja file (or its text) instead of the model's"
     )
     group.add_argument(
+        "--default-chat-template-kwargs",
+        type=json_object,
+        metavar="JSON",
+        dest="chat_template_defaults",
+        help='variables of the template, like {"enable_thinking": false}; requests may change them',
+    )
+    group.add_argument(
         "--trust-request-chat-template",
         action="store_const",
         const=True,
@@ -84,6 +92,7 @@ def _model(group: Any) -> None:  # noqa: ANN401
     )
     group.add_argument(
         "--override-generation-config",
+        type=json_object,
         metavar="JSON",
         help='a request\'s defaults over these, like {"temperature": 0.6}',
     )
@@ -144,7 +153,7 @@ def _browsers(group: Any) -> None:  # noqa: ANN401
         "--metrics-prefix", metavar="NAME", help="default: jaxgen; vllm suits its dashboards"
     )
     group.add_argument(
-        "--disable-access-log",
+        *("--disable-access-log", "--disable-uvicorn-access-log"),
         action="store_const",
         const=False,
         dest="access_log",

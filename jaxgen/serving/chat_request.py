@@ -16,6 +16,7 @@ from jaxgen.serving.parsers import always_thinks, make_parser, read_after
 from jaxgen.serving.parsers.thinking import BEGIN as THINK_BEGIN, END as THINK_END
 from jaxgen.serving.prompts import Prompt, check_room, off_loop, read_prompt
 from jaxgen.serving.protocol.chat import ChatRequest, NamedTool
+from jaxgen.serving.settings import SETTLED_BY_REQUEST
 from jaxgen.serving.tools import (
     FirstCall,
     NamedCall,
@@ -25,17 +26,6 @@ from jaxgen.serving.tools import (
     required_schema,
 )
 from jaxgen.text.chat_template import ChatTemplate
-
-_SETTLED_BY_REQUEST = (
-    "messages",
-    "tools",
-    "documents",
-    "name",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template",
-    "tokenize",
-)
 
 _TAIL = 16
 """Tokens in which a template may end the thoughts that it lets a model not have."""
@@ -112,12 +102,13 @@ async def render(serving: Serving, body: ChatRequest) -> Prompt:
     tokenizer = serving.need_tokenizer()
     messages = for_template(body.messages)
     variables = dict(body.chat_template_kwargs or {})
-    clash = [name for name in _SETTLED_BY_REQUEST if name in variables]
+    clash = [name for name in SETTLED_BY_REQUEST if name in variables]
     if clash:
         raise InvalidParameter("chat_template_kwargs", f"must not hold {clash[0]}")
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
         variables.setdefault("enable_thinking", body.reasoning_effort != "none")
+    variables = {**serving.settings.chat_template_defaults, **variables}
     template = tokenizer.chat_template
     if body.chat_template is not None:
         if not serving.settings.trust_request_chat_template:

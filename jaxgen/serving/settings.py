@@ -7,6 +7,18 @@ from typing import Any
 from jaxgen.serving.parsers import make_parser
 from jaxgen_checkpoints.errors import ConfigError
 
+SETTLED_BY_REQUEST = (
+    "messages",
+    "tools",
+    "documents",
+    "name",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+)
+"""Variables of chat templates that nobody may give otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -16,6 +28,7 @@ class ServerSettings:
     api_keys: any of them opens the server; () leaves it open to all.
     sampling_defaults: by SamplingParams' names, for what a request leaves out.
     return_tokens_as_token_ids: logprobs name tokens by id. force_usage: streams end with usage.
+    chat_template_defaults: variables of chat templates, for what chat_template_kwargs leave out.
     tool_call_parser, reasoning_parser: names in jaxgen.serving.parsers; None reads neither.
     max_body_bytes, max_json_depth, max_choices: of one request; choices are prompts times n.
     max_queued_requests: that wait for the engine; one more is told to come back (503).
@@ -30,6 +43,7 @@ class ServerSettings:
     allow_credentials: bool = False
     root_path: str = ""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_defaults: Mapping[str, Any] = field(default_factory=dict)
     response_role: str = "assistant"
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
@@ -51,6 +65,9 @@ class ServerSettings:
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ConfigError("enable_auto_tool_choice needs a tool_call_parser")
         make_parser(tools=self.tool_call_parser, reasoning=self.reasoning_parser)
+        clash = [name for name in SETTLED_BY_REQUEST if name in self.chat_template_defaults]
+        if clash:
+            raise ConfigError(f"chat_template_defaults must not hold {clash[0]}: requests have it")
         if not all(self.api_keys):
             raise ConfigError("api_keys must not be empty strings")
         if self.root_path and not self.root_path.startswith("/"):

@@ -185,6 +185,18 @@ def test_effort_of_reasoning_reaches_the_template(ask):
     assert json.dumps(told) == '["none False", "high True"]'
 
 
+def test_variables_of_the_template_have_defaults(ask):
+    template = "{{ enable_thinking }} {{ mood }}"
+    given = {"enable_thinking": False, "mood": "calm"}
+    client = ask(trust_request_chat_template=True, chat_template_defaults=given)
+    told = []
+    for kwargs in ({}, {"enable_thinking": True}):
+        body = {**CHAT, "chat_template": template, "chat_template_kwargs": kwargs}
+        client.post("/v1/chat/completions", json=body)
+        told.append(client.app.state.serving.engine.tokenizer.decode(asked_last(client)[0]))
+    assert told == ["False calm", "True calm"]
+
+
 def test_a_server_may_ask_for_its_clients(ask):
     client = ask(return_tokens_as_token_ids=True, force_usage=True)
     for path, body in BODIES.items():
