@@ -2,9 +2,10 @@
 
 Tokens are the rows of the matrix unit, rows of the weight its columns: a tile may then be any
 multiple of 8 rows, so that every SM gets the same share of the weight. Two blocks of threads in a
-cluster read the tokens once together.
+cluster read tokens, or the weight, once together.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -54,16 +55,17 @@ def multiply(
     tokens: a multiple of 8. read_ahead: read weights before the kernels before this one have ended.
     """
     parts, outputs, _ = weight.shape
-    blocks, chunk = plan.blocks, plan.chunk(jnp.dtype(out_dtype).itemsize)
+    blocks, size = plan.blocks, jnp.dtype(out_dtype).itemsize
+    chunk, stored = plan.chunk(size), (blocks, plan.chunks(size), ROWS, plan.chunk(size))
 
     def narrow(*shape: int) -> Any:
         return plgpu.SMEM(shape, x.dtype, transforms=_tiles(plan.depth, x.dtype))
 
     released: dict[str, Any] = {"num_arrivals": blocks, "num_barriers": plan.slots}
     scratch = {
-        "tokens": narrow(plan.slots, blocks * ROWS, plan.depth),
+        "tokens": narrow(plan.slots, plan.height, plan.depth),
         "weights": narrow(plan.slots, parts * plan.columns, plan.depth),
-        "result": plgpu.SMEM((blocks, ROWS, chunk), out_dtype, transforms=_tiles(chunk, out_dtype)),
+        "result": plgpu.SMEM(stored, out_dtype, transforms=_tiles(chunk, out_dtype)),
         "full": plgpu.Barrier(num_arrivals=1 + parts, num_barriers=plan.slots),
         "free": plgpu.ClusterBarrier(collective_axes=("peer",), **released)
         if plan.cluster > 1
@@ -84,7 +86,7 @@ def multiply(
         body,
         out_type=jax.ShapeDtypeStruct((x.shape[0], outputs), out_dtype),
         scratch_types=list(scratch.values()),
-        grid=(_Here.clusters_of(plan, x.shape[0], outputs),),
+        grid=(min(plan.clusters, math.prod(_grid(plan, x.shape[0], outputs))),),
         grid_names=("cluster",),
         cluster=(plan.cluster,),
         cluster_names=("peer",),
@@ -101,36 +103,33 @@ class _Here:
     def __init__(self, plan: Plan, tokens: int, weight: tuple[int, int, int]) -> None:
         self.plan, self.tokens = plan, tokens
         self.parts, self.outputs, inputs = weight
-        self.height = min(plan.blocks * ROWS, tokens)  # of a tile
-        self.down = -(-tokens // self.height)
-        self.tiles = self.down * -(-self.outputs // (plan.columns * plan.cluster))
-        self.clusters = self.clusters_of(plan, tokens, self.outputs)
+        self.height = min(plan.height, tokens)  # of a tile
+        self.down, across = _grid(plan, tokens, self.outputs)
+        self.tiles = self.down * across  # a cluster's tile is those of its peers together
+        self.clusters = min(plan.clusters, self.tiles)
         self.steps = inputs // plan.depth  # of one tile
         self.cluster, self.peer = lax.axis_index("cluster"), lax.axis_index("peer")
         self.turns = (self.tiles - self.cluster + self.clusters - 1) // self.clusters
-
-    @staticmethod
-    def clusters_of(plan: Plan, tokens: int, outputs: int) -> int:
-        """Clusters that have something to do."""
-        down = -(-tokens // min(plan.blocks * ROWS, tokens))
-        return min(plan.clusters, down * -(-outputs // (plan.columns * plan.cluster)))
 
     def tile(self, turn: Any) -> tuple[Any, Any]:
         """First token, and first row of the weight, of the tile of this turn.
 
         The last tiles may overlap the ones before: what is computed twice comes out the same.
         """
-        tile, token = self.cluster + turn * self.clusters, 0
+        across, down = self.cluster + turn * self.clusters, jnp.int32(0)
         if self.down > 1:
             per_band = _BAND * (self.tiles // self.down)
-            band = lax.div(tile, jnp.int32(per_band))
-            rest = tile - band * per_band
+            band = lax.div(across, jnp.int32(per_band))
+            rest = across - band * per_band
             size = jnp.minimum(self.down - band * _BAND, _BAND)
-            token = (band * _BAND + lax.rem(rest, size)) * self.height
-            token = pl.multiple_of(jnp.minimum(token, self.tokens - self.height), 8)
-            tile = lax.div(rest, size)
-        row = (tile * self.plan.cluster + self.peer) * self.plan.columns
-        return token, pl.multiple_of(jnp.minimum(row, self.outputs - self.plan.columns), 8)
+            across, down = lax.div(rest, size), band * _BAND + lax.rem(rest, size)
+        if self.plan.shares_weights:
+            down = down * self.plan.cluster + self.peer
+        else:
+            across = across * self.plan.cluster + self.peer
+        token = jnp.minimum(down * self.height, self.tokens - self.height)
+        row = jnp.minimum(across * self.plan.columns, self.outputs - self.plan.columns)
+        return pl.multiple_of(token, 8), pl.multiple_of(row, 8)
 
     def slot(self, step: Any) -> Any:
         """The slot of a step, counted over all turns."""
@@ -142,10 +141,20 @@ class _Here:
         return pl.ds(pl.multiple_of(index * self.plan.depth, 64), self.plan.depth)
 
 
+def _grid(plan: Plan, tokens: int, outputs: int) -> tuple[int, int]:
+    """Tiles of a cluster, along tokens and along rows of the weight."""
+    shared = (plan.cluster, 1) if plan.shares_weights else (1, plan.cluster)
+    return (
+        -(-tokens // (min(plan.height, tokens) * shared[0])),
+        -(-outputs // (plan.columns * shared[1])),
+    )
+
+
 def _stream(here: _Here, refs: Any, read_ahead: bool, waits: bool) -> None:
     """The loading warpgroup: weights and tokens of every step, as slots come free."""
     plgpu.set_max_registers(40, action="decrease")
     plan, total = here.plan, here.turns * here.steps
+    peers = "peer" if plan.cluster > 1 else None
 
     def weights(step: Any) -> None:
         slot, (_, row) = here.slot(step), here.tile(lax.div(step, jnp.int32(here.steps)))
@@ -154,6 +163,7 @@ def _stream(here: _Here, refs: Any, read_ahead: bool, waits: bool) -> None:
                 refs.weight.at[part, pl.ds(row, plan.columns), here.inputs(step)],
                 refs.weights.at[slot, pl.ds(part * plan.columns, plan.columns)],
                 refs.full.at[slot],
+                collective_axes=peers if plan.shares_weights else None,
             )
 
     def tokens(step: Any) -> None:
@@ -162,23 +172,24 @@ def _stream(here: _Here, refs: Any, read_ahead: bool, waits: bool) -> None:
             refs.x.at[pl.ds(token, here.height), here.inputs(step)],
             refs.tokens.at[slot, pl.ds(0, here.height)],
             refs.full.at[slot],
-            collective_axes="peer" if plan.cluster > 1 else None,
+            collective_axes=None if plan.shares_weights else peers,
         )
 
     first = min(plan.slots, here.steps)
     if waits and not read_ahead:
         plgpu.griddepcontrol_wait()
-    for step in range(first):
-        weights(jnp.int32(step))
+
+    @pl.loop(0, first)
+    def _ahead(step: Any) -> None:
+        weights(step)
+
     if waits and read_ahead:
         plgpu.griddepcontrol_wait()
-    for step in range(first):
-        tokens(jnp.int32(step))
 
-    @pl.loop(first, total)
+    @pl.loop(0, total)
     def _step(step: Any) -> None:
         pl.when(step >= plan.slots)(lambda: plgpu.barrier_wait(refs.free.at[here.slot(step)]))
-        weights(step)
+        pl.when(step >= first)(lambda: weights(step))
         tokens(step)
 
     @pl.loop(jnp.maximum(total - plan.slots, 0), total)  # every release is seen before the end
@@ -189,6 +200,8 @@ def _stream(here: _Here, refs: Any, read_ahead: bool, waits: bool) -> None:
 def _compute(here: _Here, refs: Any, worker: Any, activation: str | None, waits: bool) -> None:
     """A computing warpgroup: 64 tokens by the tile's rows of the weight, turn after turn."""
     plan = here.plan
+    if plan.blocks == 2:  # three warpgroups begin with 168 registers a thread, 128 accumulate
+        plgpu.set_max_registers(232, action="increase")
     if waits:
         plgpu.griddepcontrol_launch_dependents()
         plgpu.griddepcontrol_wait()
@@ -225,20 +238,24 @@ def _compute(here: _Here, refs: Any, worker: Any, activation: str | None, waits:
 
 def _store(here: _Here, refs: Any, worker: Any, value: jax.Array, turn: Any) -> None:
     """A warpgroup's part of the tile, by way of shared memory, a few columns at a time."""
-    plan, chunk = here.plan, refs.result.shape[-1]
+    plan, (_, chunks, _, chunk) = here.plan, refs.result.shape
     token, row = here.tile(turn)
-    for first in range(0, plan.columns, chunk):
-        part = value[:, first : first + chunk]
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        refs.result[worker] = part.astype(refs.result.dtype)
+    for index in range(plan.columns // chunk):
+        first, place = index * chunk, index % chunks
+        # Of the tile before nothing is under way any more, of this one what has another place.
+        plgpu.wait_smem_to_gmem(chunks - 1 if index else 0, wait_read_only=True)
+        refs.result[worker, place] = value[:, first : first + chunk].astype(refs.result.dtype)
         plgpu.commit_smem()
         columns = pl.ds(pl.multiple_of(row + first, 8), chunk)
+
+        def put(block: Any, count: int, place: int = place, columns: Any = columns) -> None:
+            rows = pl.ds(pl.multiple_of(token + block * ROWS, 8), count)
+            source = refs.result.at[block, place, pl.ds(0, count)]
+            plgpu.copy_smem_to_gmem(source, refs.out.at[rows, columns])
+
+        if here.height == plan.height:
+            put(worker, ROWS)
+            continue
         for block in range(plan.blocks):
             count = min(here.height - block * ROWS, ROWS)
-
-            @pl.when(worker == block)
-            def _(block: int = block, count: int = count, columns: Any = columns) -> None:
-                plgpu.copy_smem_to_gmem(
-                    refs.result.at[block, pl.ds(0, count)],
-                    refs.out.at[pl.ds(token + block * ROWS, count), columns],
-                )
+            pl.when(worker == block)(partial(put, block, count))

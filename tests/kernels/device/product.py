@@ -34,7 +34,7 @@ SHAPES = {  # parts, outputs, inputs
     "llama-8b down": (1, 4096, 14336),
     "llama-8b logits": (1, 128256, 4096),
 }
-TOKENS = (1, 16, 32, 64, 128, 256)
+TOKENS = (1, 16, 64, 128, 256, 512, 1000, 2048)
 _ROUNDS = 2
 
 
@@ -99,7 +99,15 @@ def error(work: Work, plan: Plan) -> float:
 
 
 def candidates(problem: ProductProblem) -> Iterator[Plan]:
-    """Plans worth measuring: even shares in as few rounds as columns allow, and a few more."""
+    """Plans worth measuring: even shares in as few rounds as columns allow, and a few more; of many
+    tokens, tiles of all widths.
+    """
+    if problem.tokens > 256:
+        for columns in range(256 // problem.parts, 64 // problem.parts, -16):
+            plan = fit(problem, columns=columns, depth=64, cluster=2, shares_weights=True)
+            if plan is not None and plan.slots >= 3:
+                yield plan
+        return
     most = (256 if problem.tokens <= 128 else 128) // problem.parts
     for cluster in (1, 2):  # larger clusters were slower for every shape
         shares = []
@@ -114,9 +122,10 @@ def candidates(problem: ProductProblem) -> Iterator[Plan]:
                     yield plan
 
 
-def sizes(plan: Plan) -> dict[str, int]:
+def sizes(plan: Plan) -> dict[str, int | bool]:
     """What is stored of a plan; the rest follows from the problem."""
-    return {name: getattr(plan, name) for name in ("columns", "depth", "cluster")}
+    names = ("columns", "depth", "cluster", "shares_weights")
+    return {name: getattr(plan, name) for name in names}
 
 
 def tune(work: Work) -> dict[str, Any]:

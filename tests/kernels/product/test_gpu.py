@@ -11,7 +11,7 @@ from pallas_kernels import dispatch
 from pallas_kernels.product import gated_product, gpu, product
 from pallas_kernels.product.checks import ProductProblem, check
 from pallas_kernels.product.gpu_plan import Plan, choose
-from tests.kernels.product.conformance import CASES, assert_close, make
+from tests.kernels.product.conformance import CASES, Case, assert_close, make
 
 SLOW = {"seventeen_rows", "a_warpgroup", "many_rows", "gated_by_relu", "three_rows", "nine_rows"}
 
@@ -45,6 +45,23 @@ def test_interpreted_without_races(name: str, capfd: pytest.CaptureFixture[str])
     assert "RACE DETECTED" not in "".join(capfd.readouterr())  # jax 0.11 prints, 0.12 raises
 
 
+@pytest.mark.parametrize(
+    ("tokens", "columns", "activation"),
+    [(512, 48, "silu"), pytest.param(520, 32, None, marks=pytest.mark.slow)],
+)
+def test_shared_weights_without_races(
+    tokens: int, columns: int, activation: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x, weight, want = make(Case(tokens, outputs=96, activation=activation), jnp.bfloat16)
+    problem = check(x, weight, out_dtype=None, activation=activation)
+    plan = Plan(2, columns, depth=64, slots=2, cluster=2, clusters=2, shares_weights=True)
+    overlap = tokens % (2 * plan.height)
+    interpret = plgpu.InterpretGPUParams(detect_races=not overlap)
+    out = gpu.run(x, weight, problem, weight_is_input=True, plan=plan, interpret=interpret)
+    assert_close(out, want)
+    assert "RACE DETECTED" not in "".join(capfd.readouterr())
+
+
 def _lowered(tokens: int, weight: tuple[int, ...], *, activation: str) -> str:
     args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((tokens, weight[-1]), weight)]
     with dispatch.lowering_for("cuda"):
@@ -53,8 +70,9 @@ def _lowered(tokens: int, weight: tuple[int, ...], *, activation: str) -> str:
         return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-def test_lowers_for_cuda_and_is_chosen_there() -> None:
-    assert "mosaic_gpu" in _lowered(250, (2, 14336, 4096), activation="silu")
+@pytest.mark.parametrize("tokens", [250, 1000])
+def test_lowers_for_cuda_and_is_chosen_there(tokens: int) -> None:
+    assert "mosaic_gpu" in _lowered(tokens, (2, 14336, 4096), activation="silu")
 
 
 def test_shared_tokens_lower_for_cuda() -> None:
@@ -93,3 +111,25 @@ def test_every_sm_gets_its_share(outputs: int) -> None:
     assert isinstance(plan, Plan)
     rounds = -(-outputs // (plan.columns * 132))
     assert outputs >= 0.85 * rounds * 132 * plan.columns
+
+
+def _many(tokens: int, parts: int, outputs: int, inputs: int) -> ProductProblem:
+    bfloat16 = jnp.dtype(jnp.bfloat16)
+    gate = "silu" if parts == 2 else None
+    return ProductProblem(tokens, parts, outputs, inputs, bfloat16, bfloat16, bfloat16, gate)
+
+
+@pytest.mark.parametrize("tokens", [512, 768, 1024, 1536, 2048, 3840, 8192])
+@pytest.mark.parametrize("outputs", [14336, 7168, 18944])
+def test_many_tokens_leave_few_sms_idle(tokens: int, outputs: int) -> None:
+    plan = choose(_many(tokens, 2, outputs, 4096))
+    assert isinstance(plan, Plan)
+    assert plan.shares_weights
+    tiles = -(-tokens // (2 * plan.height)) * -(-outputs // plan.columns)
+    whole = -(-tiles // plan.clusters) * plan.clusters * 2 * plan.height * plan.columns
+    assert tokens * outputs >= 0.75 * whole
+
+
+@pytest.mark.parametrize("tokens", [264, 384])
+def test_half_filled_tiles_are_left_to_xla(tokens: int) -> None:
+    assert choose(_many(tokens, 2, 14336, 4096)) == "its tiles would leave too many SMs idle"
