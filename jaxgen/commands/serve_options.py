@@ -20,6 +20,7 @@ def add_serve(
     )
     _listening(serve.add_argument_group("listening"))
     _model(serve.add_argument_group("answers"))
+    _defaults(serve.add_argument_group("what requests leave out"))
     _limits(serve.add_argument_group("limits"))
     _browsers(serve.add_argument_group("browsers and logs"))
     add_peer_options(serve)
@@ -86,6 +87,19 @@ def _model(group: Any) -> None:  # noqa: ANN401
     )
     group.add_argument("--response-role", metavar="ROLE", help="of answers; default: assistant")
     group.add_argument(
+        "--enable-auto-tool-choice",
+        action="store_const",
+        const=True,
+        help='allow tool_choice "auto"; needs --tool-call-parser',
+    )
+    group.add_argument(
+        "--tool-call-parser", metavar="NAME", help="hermes, llama3_json, mistral, deepseek_v3"
+    )
+    group.add_argument("--reasoning-parser", metavar="NAME", help="deepseek_r1, qwen3")
+
+
+def _defaults(group: Any) -> None:  # noqa: ANN401
+    group.add_argument(
         "--generation-config",
         choices=("auto", "vllm"),
         help="where a request's defaults come from: the checkpoint (auto), or nowhere (vllm)",
@@ -109,16 +123,6 @@ def _model(group: Any) -> None:  # noqa: ANN401
         dest="force_usage",
         help="streams end with their usage, as if each request asked for it",
     )
-    group.add_argument(
-        "--enable-auto-tool-choice",
-        action="store_const",
-        const=True,
-        help='allow tool_choice "auto"; needs --tool-call-parser',
-    )
-    group.add_argument(
-        "--tool-call-parser", metavar="NAME", help="hermes, llama3_json, mistral, deepseek_v3"
-    )
-    group.add_argument("--reasoning-parser", metavar="NAME", help="deepseek_r1, qwen3")
 
 
 def _limits(group: Any) -> None:  # noqa: ANN401
