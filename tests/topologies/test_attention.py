@@ -14,7 +14,7 @@ from pallas_kernels.latent_pages import abstract_latent_pages
 from pallas_kernels.pages import RaggedRows, abstract_kv_pages
 from pallas_kernels.ragged_attention import ragged_attention
 
-ROWS, BLOCKS, PAGES = 8, 32, 16384
+ROWS, BLOCKS, PAGES = 8, 32, 8192
 OPTIONS = {"window": 100, "soft_cap": 30.0}
 
 
