@@ -7,6 +7,7 @@ has no accelerator: as many CPU devices stand for the mesh.
 import math
 import os
 import pickle
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from pallas_kernels.dispatch import lowering_for
 
 def main() -> None:
     """Serves until the process that asks closes its end, or is gone."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer that nobody waits for ends it
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else may get between the answers
     messages = _messages(sys.stdin.buffer)

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -121,12 +122,14 @@ def test_an_interrupt_ends_them(model):
     assert all(process.returncode is not None for process in pool.processes)
 
 
-def test_none_outlives_the_process_that_asks(model):
-    """Its end of the pipe closes, however it ended."""
+def test_none_outlives_the_process_that_asks(model, capfd):
+    """Its ends of the pipes close, however it ended."""
     process = lowering_pool.start_process()
-    _, said = process.communicate(pickle.dumps(Order.of(model)), timeout=60)
-    assert process.returncode == 0
-    assert not said
+    process.stdin.write(pickle.dumps(Order.of(model)) + pickle.dumps(request(1)))
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(timeout=60) == -signal.SIGPIPE
+    assert not capfd.readouterr().err
 
 
 def test_where_they_are_of_use(model):
