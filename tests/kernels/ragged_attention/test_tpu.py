@@ -65,7 +65,9 @@ def cases(draw):
         kv = draw(st.integers(0, 60))
         lengths.append((draw(st.integers(0, kv)), kv))
     kv_heads = draw(st.integers(1, 2))
-    options = {"window": draw(st.sampled_from([None, 1, 7, 30])), "sinks": draw(st.booleans())}
+    options = {"window": draw(st.sampled_from([None, 1, 7, 30]))}
+    if draw(st.booleans()):
+        options |= {"sinks": True, "soft_cap": 2.0}
     return Case(
         tuple(lengths),
         heads=kv_heads * draw(st.integers(1, 3)),
