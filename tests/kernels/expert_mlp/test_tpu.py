@@ -17,7 +17,8 @@ from tests.kernels.expert_mlp.conformance import NOWHERE, Case, assert_conforms,
 
 TOGETHER, GATHERED = TPUPlan(24, 32, False, 2), TPUPlan(8, 32, True, 2)
 INTERPRETED = {
-    "all tokens": (Case(9, 2, 4, padding=2, bias=True, shared=128), TOGETHER),
+    "all tokens": (Case(9, 2, 4, padding=2, bias=True), TOGETHER),
+    "a shared expert": (Case(9, 2, 4, bias=True, shared=128), TOGETHER),
     "own tokens": (
         Case(9, 3, 2, routing="shard", padding=2, ffn=256),
         replace(GATHERED, chunk=128),
