@@ -38,8 +38,8 @@ def unsupported(problem: LatentHeadsProblem) -> str | None:
         return "heads must be 128 + 64 wide, and the latent a multiple of 128"
     if problem.page_width != problem.latent + problem.rotated:
         return "pages hold more than a latent and a key"
-    if problem.tokens > _ROWS and problem.tokens % _ROWS:
-        return f"more than {_ROWS} tokens must be a multiple of that"
+    if problem.tokens > _ROWS:
+        return f"more than {_ROWS} tokens"
     return None
 
 
@@ -80,7 +80,6 @@ def _heads(
 ) -> tuple[Float[Array, "tokens heads width"], LatentPages]:
     tokens, heads, latent = queries.shape[0], up.shape[0], up.shape[2]
     rotated = 2 * rotation.cos.shape[1]
-    rows = min(tokens, _ROWS)
     cos, sin = _each_channel(rotation)
     out = jax.new_ref(lax.empty((tokens, heads, latent + rotated), queries.dtype))
     written = jax.new_ref(pages.latents)
@@ -99,7 +98,7 @@ def _heads(
     }
     scratch = _scratch(plain, rotated, latent, queries.dtype)
     fixed = SimpleNamespace(
-        heads=heads, plain=plain, rotated=rotated, latent=latent, rows=rows, eps=norm.eps
+        heads=heads, plain=plain, rotated=rotated, latent=latent, rows=tokens, eps=norm.eps
     )
 
     def body(*refs: Any) -> None:
@@ -108,8 +107,8 @@ def _heads(
     plgpu.kernel(
         body,
         scratch_types=list(scratch.values()),
-        grid=(tokens // rows, heads + 1, latent // _PART + 1),
-        grid_names=("block", "head", "part"),
+        grid=(heads + 1, latent // _PART + 1),
+        grid_names=("head", "part"),
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
         kernel_name="latent_heads",
@@ -160,7 +159,7 @@ def _part(fixed: Any, refs: Any) -> None:
     """
     head, part = lax.axis_index("head"), lax.axis_index("part")
     heads, parts = fixed.heads, fixed.latent // _PART
-    mine = pl.ds(lax.axis_index("block") * fixed.rows, fixed.rows)
+    mine = pl.ds(0, fixed.rows)
     across = pl.ds(pl.multiple_of(part * _PART, _PART), _PART)
 
     @pl.when((head < heads) & (part < parts))
@@ -263,8 +262,7 @@ def _to_pages(fixed: Any, refs: Any, line: Any, value: jax.Array, across: Any) -
 
     @pl.loop(0, fixed.rows)
     def _row(row: Any) -> None:
-        token = lax.axis_index("block") * fixed.rows + row
-        page, offset = refs.page[token], refs.offset[token]
+        page, offset = refs.page[row], refs.offset[row]
 
         @pl.when(page < refs.pages.shape[0])
         def _write() -> None:

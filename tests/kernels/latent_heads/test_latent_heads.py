@@ -99,7 +99,7 @@ def test_chosen_for_cuda_and_lowered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "plain", "reason"), [(100, 128, "multiple of that"), (8, 64, "128 \\+ 64 wide")]
+    ("tokens", "plain", "reason"), [(65, 128, "more than 64 tokens"), (8, 64, "128 \\+ 64 wide")]
 )
 def test_says_what_it_cannot_serve(tokens: int, plain: int, reason: str) -> None:
     inputs: dict[str, Any] = made(Case(tokens=tokens, heads=1, live=tokens))
