@@ -85,7 +85,8 @@ class _AlwaysSo(argparse.Action):
     """Leaves no trace in the options."""
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 (argparse's own, by name)
-        super().__init__(**{**options, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS})
+        options |= {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        super().__init__(**options)
 
     def __call__(
         self,

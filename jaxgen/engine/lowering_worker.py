@@ -51,8 +51,7 @@ def _answer(programs: Programs, request: Request) -> Answer:
 def _stand_for(target: Target) -> None:
     """Kernels ask JAX for its device: here the answer is the one that they will run on."""
     if target.platform == "gpu":
-        jax.default_backend = lambda: target.platform
-        jax.local_devices = lambda: [target]
+        jax.__dict__.update(default_backend=lambda: target.platform, local_devices=lambda: [target])
 
 
 def _messages(stream: BinaryIO) -> Iterator[Any]:
