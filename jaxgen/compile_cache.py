@@ -6,11 +6,19 @@ it, where they are found without lowering them (see `jaxgen.engine.program_store
 """
 
 import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 _SECONDS = 0.5  # a step that compiles faster than this is not worth a file
+
+_lock = threading.Lock()
+_leaving_out = 0  # how many are in `jax_cache_left_out`
+_enabled = True  # what is restored when the last one leaves it
 
 
 def default_cache_folder() -> Path:
@@ -33,3 +41,29 @@ def program_folder() -> Path | None:
     if folder is None or "://" in folder:
         return None
     return Path(folder) / "programs"
+
+
+@contextmanager
+def jax_cache_left_out() -> Generator[None]:
+    """Within it no thread of this process reads or writes JAX's own cache.
+
+    For programs that are to be written elsewhere: XLA's CPU programs that came out of that cache
+    lose their functions when they are written again.
+    """
+    _leave_out(1)
+    try:
+        yield
+    finally:
+        _leave_out(-1)
+
+
+def _leave_out(more: int) -> None:
+    global _leaving_out, _enabled
+    with _lock:
+        if not _leaving_out:
+            _enabled = jax.config.jax_enable_compilation_cache
+        changes = 0 in (_leaving_out, _leaving_out + more)
+        _leaving_out += more
+        if changes:
+            jax.config.update("jax_enable_compilation_cache", _enabled and not _leaving_out)
+            reset_cache()  # JAX asks for the setting once

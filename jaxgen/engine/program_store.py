@@ -12,17 +12,19 @@ import logging
 import os
 import pickle
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
-from jax.stages import Compiled
+from jax.stages import Compiled, Lowered
 
 import jaxgen_checkpoints
 import jaxgen_models
 import pallas_kernels
+from jaxgen.compile_cache import jax_cache_left_out
 from jaxgen.engine.model import Model
 from pallas_kernels.dispatch import prepare_loading
 
@@ -76,8 +78,17 @@ class ProgramStore:
             logger.warning("%s cannot be used (%s): compiling anew", path, error)
         return None
 
-    def write(self, key: object, arguments: Sequence[Any], compiled: Compiled) -> None:
-        """Keeps a program. A full or read-only disk costs the next start its speed, no more."""
+    def compile(self, key: object, arguments: Sequence[Any], lowered: Lowered) -> Compiled:
+        """Compiles a program and keeps it."""
+        # Elsewhere JAX's cache is worth having: it knows what an edit of our sources leaves alone.
+        on_cpu = self._devices[0].platform == "cpu"
+        with jax_cache_left_out() if on_cpu else nullcontext():
+            compiled = lowered.compile()
+        self._write(key, arguments, compiled)
+        return compiled
+
+    def _write(self, key: object, arguments: Sequence[Any], compiled: Compiled) -> None:
+        """A full or read-only disk costs the next start its speed, no more."""
         path = self._path(key, arguments)
         draft = path.with_suffix(f".{os.getpid()}")
         try:

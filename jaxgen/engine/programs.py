@@ -173,10 +173,9 @@ class Programs:
         return None if store is None else store.read(key, self._arguments(key))
 
     def _compile(self, store: ProgramStore | None, key: ProgramKey, lowered: Lowered) -> Compiled:
-        compiled = lowered.compile()
-        if store is not None:
-            store.write(key, self._arguments(key), compiled)
-        return compiled
+        if store is None:
+            return lowered.compile()
+        return store.compile(key, self._arguments(key), lowered)
 
     def _jitted(self, key: ProgramKey) -> Wrapped:
         if isinstance(key, Draw):
