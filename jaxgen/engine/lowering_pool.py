@@ -21,7 +21,7 @@ _FEWEST = 4
 """Programs from which it pays: a process takes 3 s to import JAX, a program 2 to 5 s to lower."""
 
 _MOST = 16
-"""Processes, of about 600 MB each."""
+"""Processes, of about 400 MB each."""
 
 
 class LoweringFailed(RuntimeError):
