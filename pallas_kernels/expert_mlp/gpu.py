@@ -17,9 +17,9 @@ from pallas_kernels.expert_mlp.gpu_tiles import (
     tiles_of_sorted_tokens,
 )
 from pallas_kernels.expert_mlp.shared import SharedExpert, visit
+from pallas_kernels.hopper import SMS, multiprocessors, wrong_device
 
 _SHARED_MEMORY = 227 * 1024
-_SMS = 132  # of an H100 or H200
 _FEW_TOKENS = 64
 """Up to here each expert's tile holds all tokens: that costs less than to gather its own."""
 
@@ -34,7 +34,7 @@ class ExpertsPlan:
 
     columns: int
     gather: bool
-    sms: int = _SMS
+    sms: int = SMS
     depth: int | None = None
     slots: int | None = None
     together: bool = True
@@ -42,7 +42,7 @@ class ExpertsPlan:
 
 def plan_for(problem: ExpertsProblem) -> ExpertsPlan:
     """Tiles about as high as the experts' shares of the tokens are likely to be."""
-    sms = _multiprocessors()
+    sms = min(SMS, multiprocessors())  # blocks of threads that wait for each other's results
     if problem.tokens <= _FEW_TOKENS:
         return ExpertsPlan(columns=-(-problem.tokens // 8) * 8, gather=False, sms=sms)
     average = problem.tokens * problem.top_k / problem.experts
@@ -52,19 +52,11 @@ def plan_for(problem: ExpertsProblem) -> ExpertsPlan:
     return ExpertsPlan(columns=gpu_wide.ROWS, gather=True, sms=sms)
 
 
-def _multiprocessors() -> int:
-    """Blocks of threads that run at the same time, which wait for each other's results."""
-    if jax.default_backend() != "gpu":
-        return _SMS
-    return min(_SMS, jax.local_devices()[0].core_count)
-
-
 def unsupported(problem: ExpertsProblem) -> str | None:
     """Why the Hopper kernels cannot serve this problem; None if they can."""
-    if jax.default_backend() == "gpu":
-        capability = jax.local_devices()[0].compute_capability
-        if capability != "9.0":
-            return f"they are written for compute capability 9.0, this device has {capability}"
+    wrong = wrong_device()
+    if wrong is not None:
+        return wrong
     if problem.dtype not in (jnp.bfloat16, jnp.float16) or problem.weight_dtype != problem.dtype:
         return "activations and weights must both be bfloat16 or both be float16"
     if problem.model % 64 or problem.ffn % 64:

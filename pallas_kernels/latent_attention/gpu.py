@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.hopper import SMS, wrong_device
 from pallas_kernels.latent_attention.checks import LatentProblem
 from pallas_kernels.latent_attention.gpu_decode import MOST_HEADS, DecodePlan, decode, decode_plan
 from pallas_kernels.latent_attention.gpu_problem import LATENT, WIDTH, Problem
@@ -15,15 +15,13 @@ from pallas_kernels.pages import RaggedRows
 from pallas_kernels.ragged_attention.gpu_schedule import BLOCK, Queries
 
 _SHARED_MEMORY = 227 * 1024
-_SMS = 132  # of an H100 or H200; fewer work too, in more than one wave
 
 
 def unsupported(problem: LatentProblem) -> str | None:
     """Why the Hopper kernels cannot serve this problem; None if they can."""
-    if jax.default_backend() == "gpu":
-        capability = jax.local_devices()[0].compute_capability
-        if capability != "9.0":
-            return f"they are written for compute capability 9.0, this device has {capability}"
+    wrong = wrong_device()
+    if wrong is not None:
+        return wrong
     if (problem.latent, problem.width) != (LATENT, WIDTH):
         return f"a latent of {problem.latent} of {problem.width}; they have {LATENT} of {WIDTH}"
     if problem.dtype not in (jnp.bfloat16, jnp.float16) or problem.page_dtype != problem.dtype:
@@ -65,7 +63,7 @@ def attend(
     tokens, heads, _ = q.shape
     if plan is None:
         decodes = tokens <= rows.starts.shape[0] and heads <= MOST_HEADS
-        plan = decode_plan(heads, _SMS, _SHARED_MEMORY) if decodes else tile_plan(heads, _SMS)
+        plan = decode_plan(heads, SMS, _SHARED_MEMORY) if decodes else tile_plan(heads, SMS)
     decodes = isinstance(plan, DecodePlan)
     padded = -(-heads // 8) * 8 if decodes else tile_heads(heads)
     problem = Problem(padded, pages.page_size, q.dtype, scale, interpret)

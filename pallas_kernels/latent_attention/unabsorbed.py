@@ -18,6 +18,7 @@ from pallas_kernels.dispatch import target_platform
 from pallas_kernels.latent_attention.checks import LatentProblem
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import KVPages, RaggedRows
+from pallas_kernels.per_head import per_head
 
 _HEAD_DIMS = (192, 256)  # of ragged attention, that a plain and a rotated key may come to
 _LEAST = 160  # query tokens of a row that is expanded
@@ -114,11 +115,6 @@ def _only(rows: RaggedRows, chosen: Bool[Array, " rows"]) -> RaggedRows:
     )
 
 
-def _product(equation: str, x: Array, weight: Array) -> Array:
-    """A product per head, in x's dtype, accumulated in float32."""
-    return jnp.einsum(equation, x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
-
-
 # Jitted, as is the other, so that the layers of a model share one trace.
 @partial(jax.jit, static_argnames=("scale",))
 def _absorbed(
@@ -130,10 +126,10 @@ def _absorbed(
     scale: float,
 ) -> Float[Array, "tokens heads value"]:
     plain = q.shape[2] - (pages.width - up.shape[2])
-    wide = _product("thn,hnl->thl", q[..., :plain], up[:, :plain])
+    wide = per_head("thn,hnl->thl", q[..., :plain], up[:, :plain])
     wide = jnp.concatenate([wide, q[..., plain:]], axis=-1)
     out = _kernels("latent_attention").attend(wide, pages, rows, latent=up.shape[2], scale=scale)
-    return _product("thl,hvl->thv", out, up[:, plain:])
+    return per_head("thl,hvl->thv", out, up[:, plain:])
 
 
 @partial(jax.jit, static_argnames=("scale", "room"))
@@ -156,7 +152,7 @@ def _expanded(
     row = jnp.minimum(row, blocks.shape[0] - 1)
     source = rows.block_table.at[row, place - (ends - blocks)[row]].get(mode="clip")
     latents = pages.latents.at[source].get(mode="clip")
-    made = _product("psl,hol->phso", latents[..., :latent], up)
+    made = per_head("psl,hol->phso", latents[..., :latent], up)
     rotated = latents[:, None, :, latent:]
     rotated = jnp.broadcast_to(rotated, (*made.shape[:3], pages.width - latent))
     # Values as wide as keys: ragged attention knows one width.

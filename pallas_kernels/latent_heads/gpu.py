@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.hopper import wrong_device
 from pallas_kernels.latent_heads import LatentHeadsProblem, LatentNorm
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import RaggedRows
@@ -28,10 +29,9 @@ _TILE = plgpu.Layout.WGMMA
 
 def unsupported(problem: LatentHeadsProblem) -> str | None:
     """Why the kernel cannot serve this problem; None if it can."""
-    if jax.default_backend() == "gpu":
-        capability = jax.local_devices()[0].compute_capability
-        if capability != "9.0":
-            return f"it is written for compute capability 9.0, this device has {capability}"
+    wrong = wrong_device()
+    if wrong is not None:
+        return wrong
     if problem.dtype not in (jnp.bfloat16, jnp.float16) or problem.page_dtype != problem.dtype:
         return "products and pages must both be bfloat16 or both be float16"
     if (problem.plain, problem.rotated) != (128, 64) or problem.latent % _PART:

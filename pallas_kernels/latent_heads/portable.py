@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.dispatch import target_platform
 from pallas_kernels.latent_heads import LatentHeadsProblem, LatentNorm
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import RaggedRows
+from pallas_kernels.per_head import per_head
 from pallas_kernels.rope_write.heads import Rotation
 
 
@@ -38,23 +38,6 @@ def run(
     turning = _turned(q[..., plain:], rotation)
     new = jnp.concatenate([_normalised(latents, norm), _turned(key, rotation)[:, 0]], axis=-1)
     return jnp.concatenate([absorbed, turning], axis=-1), pages.write(new, rows)
-
-
-def per_head(equation: str, x: Array, weight: Array) -> Array:
-    """A product per head, in x's dtype, accumulated in float32."""
-    dtype = x.dtype
-    if target_platform() == "cpu":
-        # XLA has no batched product of narrow types there, and folds casts that nothing holds back.
-        wide = x.astype(jnp.float32), weight.astype(jnp.float32)
-        x, weight = jax.lax.optimization_barrier(wide)
-    out = jnp.einsum(
-        equation,
-        x,
-        weight,
-        precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    )
-    return out.astype(dtype)
 
 
 def _normalised(x: Float[Array, "tokens latent"], norm: LatentNorm) -> Array:

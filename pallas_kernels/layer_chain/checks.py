@@ -1,5 +1,6 @@
 """What every implementation may rely on: the weights fit together, or ValueError says what not."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,15 +82,20 @@ def check(
         "qkv": (weights.qkv, (fused, model)),
         "qkv_bias": (weights.qkv_bias, (fused,)),
     }
+    check_fit(expected, (attended, residual, weights), activation)
+    return problem
+
+
+def check_fit(expected: Mapping[str, tuple[Leaf, tuple]], arrays: Any, activation: str) -> None:  # noqa: ANN401
+    """ValueError unless all have the shapes expected of them by name, and one dtype."""
     for name, (array, shape) in expected.items():
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} must be {shape} to fit the others, got {array.shape}.")
-    dtypes = {jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves((attended, residual, weights))}
+    dtypes = {jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(arrays)}
     if len(dtypes) > 1:
         raise ValueError(f"all arrays must have one dtype, got {sorted(map(str, dtypes))}.")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}.")
-    return problem
 
 
 def problem_of(

@@ -9,24 +9,20 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.hopper import multiprocessors, wrong_device
 from pallas_kernels.layer_chain.checks import ChainProblem, ChainWeights
 from pallas_kernels.layer_chain.gpu_kernel import launch
 from pallas_kernels.layer_chain.gpu_plan import PARTS, Plan, Problem, Stage, make_plan
 
 MOST_ROWS = 8
-_SMS = 132  # of an H100 SXM or H200, where no device can be asked
 _NORMED = 88 * 1024  # bytes of a norm's input that leave four slots for weights
 
 
 def unsupported(problem: ChainProblem) -> str | None:
     """Why the Hopper kernel cannot serve this problem; None if it can."""
-    if jax.default_backend() == "gpu":
-        device = jax.local_devices()[0]
-        if device.compute_capability != "9.0":
-            capability = device.compute_capability
-            return f"it is written for compute capability 9.0, this device has {capability}"
-        if not getattr(device, "core_count", 0):
-            return "the device does not tell how many SMs it has, and all must meet"
+    wrong = wrong_device()
+    if wrong is not None:
+        return wrong
     if problem.dtype != jnp.bfloat16:
         return "it computes in bfloat16 only"
     if problem.rows > MOST_ROWS:
@@ -55,15 +51,9 @@ def run(
     stages = _stages(attended.shape[1], residual.shape[1], weights)
     problem = Problem(attended.shape[0], stages, attended.dtype, eps, activation, interpret)
     if plan is None:
-        plan = make_plan(problem.rows, stages, _blocks())
+        # One block of threads for each: all of them are resident at a time.
+        plan = make_plan(problem.rows, stages, multiprocessors())
     return _run(attended, residual, weights, state, problem=problem, plan=plan)
-
-
-def _blocks() -> int:
-    """One block of threads for each SM: all of them are resident at a time."""
-    if jax.default_backend() == "gpu":
-        return jax.local_devices()[0].core_count
-    return _SMS
 
 
 def _stages(inner: int, model: int, weights: ChainWeights) -> tuple[Stage, ...]:
@@ -92,11 +82,11 @@ def _run(
     problem: Problem,
     plan: Plan,
 ) -> tuple[Float[Array, "rows model"], Float[Array, "rows fused"] | None, Int[Array, "1"]]:
-    named = {"attended": _fold(attended), "residual": _fold(residual)}
+    named = {"attended": fold(attended), "residual": fold(residual)}
     for name in ("out", "gate_up", "down", "qkv"):
         weight = getattr(weights, name)
         if weight is not None:
-            named[name] = _fold(weight)
+            named[name] = fold(weight)
     for name in ("mlp_norm", "next_norm", "qkv_bias"):
         vector = getattr(weights, name)
         if vector is not None:
@@ -119,7 +109,7 @@ def _run(
     return frozen["stream"], frozen.get("fused"), handed_on
 
 
-def _fold(array: Float[Array, "... out inner"]) -> Float[Array, "... folded part"]:
+def fold(array: Float[Array, "... out inner"]) -> Float[Array, "... folded part"]:
     """The same bytes with PARTS rows for each row."""
     *outer, rows, inner = array.shape
     return array.reshape(*outer, rows * PARTS, inner // PARTS)

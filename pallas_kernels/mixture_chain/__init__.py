@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.dispatch import Operation
 from pallas_kernels.expert_mlp.choice import ChoiceProblem
+from pallas_kernels.layer_chain.checks import ACTIVATIONS
 from pallas_kernels.mixture_chain.checks import (
-    ACTIVATIONS,
     MixtureProblem,
     MixtureWeights,
     check,

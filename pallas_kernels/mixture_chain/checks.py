@@ -1,20 +1,14 @@
 """What every implementation may rely on: the weights fit together, or ValueError says what not."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Float
 
 from pallas_kernels.expert_mlp.choice import ChoiceProblem
-
-ACTIVATIONS = ("silu", "gelu_tanh")
-
-type Leaf = Any
-"""An array, or what stands for one in the same tree: ShapeDtypeStruct, PartitionSpec, sharding."""
+from pallas_kernels.layer_chain.checks import Leaf, check_fit
 
 
 @register_dataclass
@@ -88,14 +82,7 @@ def check(
         "next_norm": (weights.next_norm, (model,)),
         "following": (weights.following, (problem.fused, model)),
     }
-    for name, (array, shape) in expected.items():
-        if array is not None and array.shape != shape:
-            raise ValueError(f"{name} must be {shape} to fit the others, got {array.shape}.")
-    dtypes = {jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves((attended, residual, weights))}
-    if len(dtypes) > 1:
-        raise ValueError(f"all arrays must have one dtype, got {sorted(map(str, dtypes))}.")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}.")
+    check_fit(expected, (attended, residual, weights), activation)
     return problem
 
 

@@ -9,24 +9,21 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.expert_mlp.choice import ChoiceProblem
+from pallas_kernels.hopper import multiprocessors, wrong_device
+from pallas_kernels.layer_chain.gpu import fold
 from pallas_kernels.layer_chain.gpu_plan import PARTS, Plan
 from pallas_kernels.mixture_chain.checks import MixtureProblem, MixtureWeights
 from pallas_kernels.mixture_chain.gpu_kernel import launch
 from pallas_kernels.mixture_chain.gpu_plan import PHASES, Facts, make_plan
 
-_SMS = 132  # of an H100 SXM or H200, where no device can be asked
 _MOST_EXPERTS = 256  # whose scores a thread group holds
 
 
 def unsupported(problem: MixtureProblem) -> str | None:
     """Why the Hopper kernel cannot serve this problem; None if it can."""
-    if jax.default_backend() == "gpu":
-        device = jax.local_devices()[0]
-        if device.compute_capability != "9.0":
-            capability = device.compute_capability
-            return f"it is written for compute capability 9.0, this device has {capability}"
-        if not getattr(device, "core_count", 0):
-            return "the device does not tell how many SMs it has, and all must meet"
+    wrong = wrong_device()
+    if wrong is not None:
+        return wrong
     if problem.dtype != jnp.bfloat16:
         return "it computes in bfloat16 only"
     if problem.rows != 1:
@@ -81,15 +78,9 @@ def run(
         interpret=interpret,
     )
     if plan is None:
-        plan = make_plan(facts, _blocks())
+        # One block of threads for each: all of them are resident at a time.
+        plan = make_plan(facts, multiprocessors())
     return _run(attended, residual, weights, state, facts=facts, plan=plan)
-
-
-def _blocks() -> int:
-    """One block of threads for each SM: all of them are resident at a time."""
-    if jax.default_backend() == "gpu":
-        return jax.local_devices()[0].core_count
-    return _SMS
 
 
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
@@ -103,10 +94,10 @@ def _run(
     facts: Facts,
     plan: Plan,
 ) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, "2"]]:
-    named = {"attended": _fold(attended), "residual": _fold(residual), "down": weights.down}
+    named = {"attended": fold(attended), "residual": fold(residual), "down": weights.down}
     for name in ("out", "router", "gate_up", "shared_gate_up", "following"):
         if getattr(weights, name) is not None:
-            named[name] = _fold(getattr(weights, name))
+            named[name] = fold(getattr(weights, name))
     for name in ("mlp_norm", "next_norm"):
         if getattr(weights, name) is not None:
             named[name] = getattr(weights, name).reshape(PARTS, -1)
@@ -135,9 +126,3 @@ def _run(
         handed_on = jax.freeze(meeting)
     frozen = {name: jax.freeze(ref) for name, ref in results.items()}
     return frozen["stream"].reshape(1, -1), frozen.get("fused"), handed_on
-
-
-def _fold(array: Float[Array, "... out inner"]) -> Float[Array, "... folded part"]:
-    """The same bytes with PARTS rows for each row."""
-    *outer, rows, inner = array.shape
-    return array.reshape(*outer, rows * PARTS, inner // PARTS)

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.hopper import wrong_device
 from pallas_kernels.product.checks import ProductProblem
 from pallas_kernels.product.gpu_kernel import ACTIVATIONS, multiply
 from pallas_kernels.product.gpu_plan import GRANULE, Plan, choose
@@ -13,10 +13,9 @@ from pallas_kernels.product.gpu_plan import GRANULE, Plan, choose
 
 def unsupported(problem: ProductProblem) -> str | None:
     """Why the Hopper kernel should not serve this problem; None if it should."""
-    if jax.default_backend() == "gpu":
-        capability = jax.local_devices()[0].compute_capability
-        if capability != "9.0":
-            return f"it is written for compute capability 9.0, this device has {capability}"
+    wrong = wrong_device()
+    if wrong is not None:
+        return wrong
     if problem.dtype not in (jnp.bfloat16, jnp.float16) or problem.weight_dtype != problem.dtype:
         return "tokens and weights must both be bfloat16 or both be float16"
     if problem.activation not in (None, *ACTIVATIONS):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
+from pallas_kernels.hopper import SMS
 from pallas_kernels.product.checks import ProductProblem
 from pallas_kernels.tuning import tuned
 
@@ -14,7 +15,6 @@ _BLOCKS_OF_WIDE_TILES = 2  # their accumulators are twice as wide
 _MOST_COLUMNS = 256  # rows of the weight that such a tile has, both parts together
 _TILE_COSTS = 24  # what a tile costs beside its products, in their columns
 _LEAST_USED = 0.75  # share of its arithmetic that a kernel must not waste
-_SMS = 132  # of an H100 or H200
 _SHARED_MEMORY = 227 * 1024 - 3072  # bytes for tiles
 _SMALLEST = 32 << 20  # bytes of a weight; below, a launch costs more than there is to gain
 _LEAST_WORK = 8 << 30  # multiplications of a product of many tokens; the least that was measured
@@ -90,7 +90,7 @@ def fit(
     """The plan with these sizes and as many slots as there is room for; None if it cannot be."""
     most = _BLOCKS_OF_WIDE_TILES if shares_weights else _MOST_BLOCKS
     blocks = min(-(-problem.tokens // ROWS), most)
-    plan = Plan(blocks, columns, depth, 2, cluster, _SMS // cluster, shares_weights)
+    plan = Plan(blocks, columns, depth, 2, cluster, SMS // cluster, shares_weights)
     size = problem.out_dtype.itemsize
     room = _SHARED_MEMORY - plan.height * plan.chunk(size) * plan.chunks(size) * size
     slots = min(room // ((plan.height + problem.parts * columns) * depth * 2), 12)
@@ -115,7 +115,7 @@ def _even(problem: ProductProblem) -> Plan | str:
     SM, in as few rounds as registers let. On an H200, 256 tokens of Llama-8B: 102 us, XLA 119 us.
     """
     for rounds in range(1, 1 + problem.outputs // GRANULE):
-        columns = -(-problem.outputs // (_SMS * rounds * GRANULE)) * GRANULE
+        columns = -(-problem.outputs // (SMS * rounds * GRANULE)) * GRANULE
         plan = fit(problem, columns=columns, depth=64, cluster=1)
         if columns * problem.parts <= 128 and plan is not None:
             return plan

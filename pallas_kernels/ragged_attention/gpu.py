@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from pallas_kernels.hopper import SMS, wrong_device
 from pallas_kernels.pages import KVPages, RaggedRows
 from pallas_kernels.ragged_attention.checks import AttentionProblem
 from pallas_kernels.ragged_attention.gpu_decode import DecodePlan, decode, decode_plan
@@ -19,15 +19,13 @@ type Plan = PrefillPlan | DecodePlan
 _MOST_TOKENS = 16  # of a row that decode attends together
 _HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 _SHARED_MEMORY = 227 * 1024
-_SMS = 132  # of an H100 or H200; fewer work too, in more than one wave
 
 
 def unsupported(problem: AttentionProblem) -> str | None:
     """Why the Hopper kernels cannot serve this problem; None if they can."""
-    if jax.default_backend() == "gpu":
-        capability = jax.local_devices()[0].compute_capability
-        if capability != "9.0":
-            return f"they are written for compute capability 9.0, this device has {capability}"
+    wrong = wrong_device()
+    if wrong is not None:
+        return wrong
     if problem.head_dim not in _HEAD_DIMS:
         return f"heads of {problem.head_dim}; the kernels have {', '.join(map(str, _HEAD_DIMS))}"
     if problem.dtype not in (jnp.bfloat16, jnp.float16) or problem.page_dtype != problem.dtype:
@@ -121,7 +119,7 @@ def _plans(problem: Problem, tokens: int, rows: RaggedRows) -> tuple[Plan, ...]:
     among them, go to decode too, which splits long contexts and reads each block once for all of a
     row's tokens; and longer ones to prefill.
     """
-    count, machine = rows.starts.shape[0], (problem.head_dim, _SMS, _SHARED_MEMORY)
+    count, machine = rows.starts.shape[0], (problem.head_dim, SMS, _SHARED_MEMORY)
     if tokens <= count:
         return (decode_plan(*machine),)
     most = min(_MOST_TOKENS, ROWS // problem.aligned_group)

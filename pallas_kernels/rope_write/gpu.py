@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.hopper import wrong_device
 from pallas_kernels.pages import KVPages, RaggedRows
 from pallas_kernels.ragged_attention.gpu_softmax import ROWS, TILE
 from pallas_kernels.rope_write.checks import TurnProblem
@@ -25,10 +26,9 @@ _HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 
 def unsupported(problem: TurnProblem) -> str | None:
     """Why the Hopper kernels cannot serve this problem; None if they can."""
-    if jax.default_backend() == "gpu":
-        capability = jax.local_devices()[0].compute_capability
-        if capability != "9.0":
-            return f"they are written for compute capability 9.0, this device has {capability}"
+    wrong = wrong_device()
+    if wrong is not None:
+        return wrong
     if problem.head_dim not in _HEAD_DIMS:
         return f"heads of {problem.head_dim}; the kernels have {', '.join(map(str, _HEAD_DIMS))}"
     if problem.dtype not in (jnp.bfloat16, jnp.float16) or problem.page_dtype != problem.dtype:

@@ -5,7 +5,6 @@ directly, absorbed, so that no key and no value is made of them; save for long p
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -15,12 +14,12 @@ from jaxgen_models.layers.collective import sum_shards
 from jaxgen_models.layers.linear import project
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary
-from pallas_kernels.dispatch import target_platform
 from pallas_kernels.latent_attention import attend_latents, latent_attention
 from pallas_kernels.latent_attention.unabsorbed import attend_unabsorbed, can_expand
 from pallas_kernels.latent_heads import LatentNorm, can_make_heads, latent_heads
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import RaggedRows
+from pallas_kernels.per_head import per_head
 
 _LATENT_EPS = 1e-6  # whatever the config says of the other norms
 
@@ -105,7 +104,7 @@ class LatentAttention(nnx.Module):
             q = jnp.concatenate([plain, turning], axis=-1)
             values, pages = attend_unabsorbed(q, new, pages, rows, up, scale=self.scale)
         else:
-            absorbed = _per_head("thn,hnl->thl", plain, up[:, : self.plain])
+            absorbed = per_head("thn,hnl->thl", plain, up[:, : self.plain])
             out, pages = latent_attention(
                 jnp.concatenate([absorbed, turning], axis=-1),
                 new,
@@ -114,7 +113,7 @@ class LatentAttention(nnx.Module):
                 latent=self.latent,
                 scale=self.scale,
             )
-            values = _per_head("thl,hvl->thv", out, up[:, self.plain :])
+            values = per_head("thl,hvl->thv", out, up[:, self.plain :])
         return values.reshape(tokens, -1), pages
 
     def _attend_made(
@@ -138,7 +137,7 @@ class LatentAttention(nnx.Module):
             rotation=rotary.rotation(),
         )
         out = attend_latents(made, pages, rows, latent=self.latent, scale=self.scale)
-        return _per_head("thl,hvl->thv", out, up[:, self.plain :]), pages
+        return per_head("thl,hvl->thv", out, up[:, self.plain :]), pages
 
     def _queries(self, hidden: Float[Array, "tokens hidden"]) -> Float[Array, "tokens queries"]:
         """What begins with the queries of all heads."""
@@ -147,23 +146,6 @@ class LatentAttention(nnx.Module):
         up = self.q_up[...]
         narrow = hidden[:, : -self.latent - self.rotated]
         return project(self.q_norm(narrow), up.reshape(-1, up.shape[-1]))
-
-
-def _per_head(equation: str, x: Array, weight: Array) -> Array:
-    """A product per head, in x's dtype, accumulated in float32 as in `project`."""
-    dtype = x.dtype
-    if target_platform() == "cpu":
-        # XLA has no batched product of narrow types there, and folds casts that nothing holds back.
-        wide = x.astype(jnp.float32), weight.astype(jnp.float32)
-        x, weight = jax.lax.optimization_barrier(wide)
-    out = jnp.einsum(
-        equation,
-        x,
-        weight,
-        precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    )
-    return out.astype(dtype)
 
 
 def _optional(weights: Mapping[str, Any], name: str) -> nnx.Param | None:
