@@ -37,5 +37,5 @@ def even_runs(queries: Queries, workers: int) -> Schedule:
         (SEGMENTS, jnp.where(count > 0, after - first, 0)),
     ):
         whole = whole.at[:, column].set(values)
-    fits = 16 * workers * count.max() <= 17 * begins[-1]
+    fits = workers * count.max() - begins[-1] <= begins[-1] // 16  # in terms that int32 holds
     return Schedule(items=cut.items, work=jnp.where(fits, whole, work))

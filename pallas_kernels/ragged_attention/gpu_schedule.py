@@ -70,10 +70,12 @@ def schedule(
     # No worker between two others is idle.
     busy = jnp.clip((total + least - 1) // least, 1, workers)
     number = jnp.arange(workers + 1, dtype=jnp.int32)
-    cut = jnp.minimum(number, busy) * total // busy
+    even = _Even(total, busy)
+    cut = even.begin(number)
     longest, rows = blocks.max(), (blocks > 0).sum()
     run = jnp.maximum((rows * kv_heads + workers - 1) // workers * longest, 1)
-    is_aligned = (longest * rows * kv_heads == total) & (16 * workers * run <= 17 * total)
+    is_aligned = longest * rows * kv_heads == total
+    is_aligned &= workers * run - total <= total // 16
     cut = jnp.where(is_aligned, jnp.minimum(number * run, total), cut)
     segments, is_whole = blocks.shape[0] * kv_heads, jnp.zeros((), bool)
     if segments <= workers:
@@ -91,8 +93,8 @@ def schedule(
         return item, within // size, within % size, size
 
     def holder(block: Int[Array, " workers"]) -> Int[Array, " workers"]:
-        even = ((block + 1) * busy - 1) // jnp.maximum(total, 1)
-        return jnp.where(is_whole, number[:-1], jnp.where(is_aligned, block // run, even))
+        cut_evenly = even.holder(block)
+        return jnp.where(is_whole, number[:-1], jnp.where(is_aligned, block // run, cut_evenly))
 
     start, count = cut[:-1], cut[1:] - cut[:-1]
     last = jnp.maximum(cut[1:] - 1, 0)
@@ -106,6 +108,24 @@ def schedule(
     ]
     work = jnp.concatenate([jnp.stack(columns, axis=1), items[item]], axis=1)
     return Schedule(items=items.astype(jnp.int32), work=work.astype(jnp.int32))
+
+
+class _Even(NamedTuple):
+    """So many blocks in as many even runs. The product of both may be more than int32 holds."""
+
+    total: Any
+    runs: Any
+
+    def begin(self, run: Array) -> Array:
+        """total * run // runs: the block where a run begins; those past the last have none."""
+        run = jnp.minimum(run, self.runs)
+        return run * (self.total // self.runs) + run * (self.total % self.runs) // self.runs
+
+    def holder(self, block: Array) -> Array:
+        """The run that has a block: as fractions say, which are at most one off, and then right."""
+        share = self.runs / jnp.maximum(self.total, 1).astype(jnp.float32)
+        run = (block.astype(jnp.float32) * share).astype(jnp.int32)
+        return run + (self.begin(run + 1) <= block) - (self.begin(run) > block)
 
 
 class Segment(NamedTuple):
