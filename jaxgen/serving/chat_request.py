@@ -54,8 +54,18 @@ class Chat:
     forced: bool
 
 
-async def understand(serving: Serving, public_id: str, body: ChatRequest) -> Chat:
-    """Everything that can be refused is refused here."""
+async def understand(
+    serving: Serving,
+    public_id: str,
+    body: ChatRequest,
+    *,
+    field: str = "messages",
+    limit: str = "max_completion_tokens",
+) -> Chat:
+    """Everything that can be refused is refused here.
+
+    field, limit: what the client knows `messages` and `max_completion_tokens` by.
+    """
     model = serving.check_model(body.model)
     body.check_supported()
     reasoning = serving.settings.reasoning_parser
@@ -73,8 +83,9 @@ async def understand(serving: Serving, public_id: str, body: ChatRequest) -> Cha
         params = body.params(serving.settings.sampling_defaults, **settled)
     except InvalidParameter as error:
         raise under(error, {"logprobs": "top_logprobs", **shown}) from None
-    prompt = await render(serving, body)
-    check_room(serving, prompt, params)
+    prompt = await render(serving, body, field)
+    limit = "max_tokens" if body.max_completion_tokens is None else limit
+    check_room(serving, prompt, params, field=field, limit=limit)
     if reasoning is not None and thinking_is_over(serving, prompt):
         parser, _ = _parser(serving, body, None)
     elif reasoning is not None and params.structured_outputs is not None:
@@ -97,7 +108,7 @@ async def understand(serving: Serving, public_id: str, body: ChatRequest) -> Cha
     )
 
 
-async def render(serving: Serving, body: ChatRequest) -> Prompt:
+async def render(serving: Serving, body: ChatRequest, field: str = "messages") -> Prompt:
     """The conversation as the model's template writes it, as token ids."""
     tokenizer = serving.need_tokenizer()
     messages = for_template(body.messages)
@@ -137,6 +148,7 @@ async def render(serving: Serving, body: ChatRequest) -> Prompt:
             add_special_tokens=body.add_special_tokens,
             keep=body.truncate_prompt_tokens,
             keep_first=body.truncation_side == "right",
+            field=field,
         ),
         text=None,
     )

@@ -15,7 +15,8 @@ LOWEST = -9999.0
 class TokenNames:
     """How tokens are named: their text, or `token_id:7` where that was asked for.
 
-    A model without tokenizer names them by their ids always.
+    A model without tokenizer names them by their ids always, and so are those that have no text:
+    most vocabularies are padded.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> None:
@@ -26,7 +27,7 @@ class TokenNames:
         """The token's own text: special tokens have theirs, half characters are U+FFFD."""
         if self._as_ids or self.tokenizer is None:
             return f"token_id:{token_id}"
-        return self.tokenizer.token_text(token_id)
+        return self.tokenizer.token_text(token_id) or f"token_id:{token_id}"
 
     def bytes(self, token_id: int) -> list[int]:
         """The token's bytes, by which pieces of characters can be told apart."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxgen.sampling import SamplingParams
 from jaxgen.serving.context import Serving
@@ -27,14 +27,15 @@ async def read_prompt(
     add_special_tokens: bool = True,
     keep: int | None = None,
     keep_first: bool = False,
+    field: str = "prompt",
 ) -> Prompt:
     """The prompt, cut to `keep` tokens (-1: the context), its last ones unless `keep_first`.
 
-    ApiError if it is empty.
+    ApiError, about `field`, if it is empty, too long to be read, or has ids of no token.
     """
     if isinstance(given, str):
         tokenizer = serving.need_tokenizer()
-        _check_characters(serving, given)
+        _check_characters(serving, given, field)
 
         def encode() -> list[int]:
             return tokenizer.encode(given, add_special_tokens=add_special_tokens)
@@ -43,7 +44,7 @@ async def read_prompt(
         prompt = Prompt(ids, given)
     else:
         prompt = Prompt(list(given), None)
-        _check_vocabulary(serving, prompt.ids)
+        _check_vocabulary(serving, prompt.ids, field)
     if keep is not None:
         most = serving.engine.max_context - 1 if keep == -1 else keep
         if most < 1:
@@ -52,7 +53,7 @@ async def read_prompt(
         kept = prompt.ids[:most] if keep_first else prompt.ids[-most:]
         prompt = Prompt(kept, prompt.text if len(kept) == len(prompt.ids) else None)
     if not prompt.ids:
-        raise bad_request("the prompt is empty: it has no tokens at all", "prompt")
+        raise bad_request("the prompt is empty: it has no tokens at all", field)
     return prompt
 
 
@@ -63,39 +64,57 @@ async def off_loop[T](function: Callable[[], T], characters: int) -> T:
     return await asyncio.to_thread(function)
 
 
-def check_room(serving: Serving, prompt: Prompt, params: SamplingParams) -> None:
-    """ApiError 400, with the numbers, for what is longer than the context."""
+def fitted(serving: Serving, prompts: Sequence[Prompt], params: SamplingParams) -> SamplingParams:
+    """For a request that names no number of tokens: the usual one, or what the context holds."""
+    room = serving.engine.max_context - max(len(prompt.ids) for prompt in prompts)
+    if params.max_tokens is None or not 0 < room < params.max_tokens:
+        return params
+    return replace(params, max_tokens=room)
+
+
+def check_room(
+    serving: Serving,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    field: str = "prompt",
+    limit: str = "max_tokens",
+) -> None:
+    """ApiError 400, with the numbers, for what is longer than the context.
+
+    field, limit: what the request calls its prompt, and the tokens that it wants.
+    """
     most, length = serving.engine.max_context, len(prompt.ids)
     if length >= most:
         raise bad_request(
             f"This model's maximum context length is {most} tokens, and the prompt alone has "
             f"{length}: shorten the prompt.",
-            "prompt",
+            field,
         )
     if params.max_tokens is not None and length + params.max_tokens > most:
         raise bad_request(
             f"This model's maximum context length is {most} tokens. The prompt has {length} and "
-            f"max_tokens is {params.max_tokens}, {length + params.max_tokens} together: lower "
-            f"max_tokens to {most - length}, or shorten the prompt.",
-            "max_tokens",
+            f"{limit} is {params.max_tokens}, {length + params.max_tokens} together: lower "
+            f"{limit} to {most - length}, or shorten the prompt.",
+            limit,
         )
 
 
-def _check_vocabulary(serving: Serving, ids: Sequence[int]) -> None:
+def _check_vocabulary(serving: Serving, ids: Sequence[int], field: str) -> None:
     """The engine checks too, and does so for a model whose tokenizer is not here."""
     if serving.engine.tokenizer is None or not ids:
         return
     last = serving.engine.tokenizer.vocab_size - 1
     if max(ids) > last:
-        raise bad_request(f"token {max(ids)} is outside of the vocabulary, 0 to {last}", "prompt")
+        raise bad_request(f"token {max(ids)} is outside of the vocabulary, 0 to {last}", field)
 
 
-def _check_characters(serving: Serving, text: str) -> None:
+def _check_characters(serving: Serving, text: str, field: str) -> None:
     """Refuses, before a tokenizer reads it, what cannot be short enough in any vocabulary."""
     most = serving.engine.max_context
     if len(text) > most * serving.longest_token:
         raise bad_request(
             f"This model's maximum context length is {most} tokens; a prompt of {len(text)} "
             "characters cannot be that short: shorten it.",
-            "prompt",
+            field,
         )

@@ -37,7 +37,7 @@ class CompletionRequest(SamplingFields):
         if given and isinstance(given[0], int):
             return [[token for token in given if isinstance(token, int)]]
         several = [entry for entry in given if not isinstance(entry, int)]
-        if not several or not all(several):
+        if not several or [] in several:
             raise InvalidParameter("prompt", "must not be empty")
         return several
 

@@ -17,7 +17,7 @@ from jaxgen.serving.context import Serving
 from jaxgen.serving.deltas import CompletionDelta, RequestDelta
 from jaxgen.serving.generation import Answered, Grown, Work, collect, deltas
 from jaxgen.serving.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
-from jaxgen.serving.prompts import Prompt, check_room, read_prompt
+from jaxgen.serving.prompts import Prompt, check_room, fitted, read_prompt
 from jaxgen.serving.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from jaxgen.serving.stops import matched_stop
 from jaxgen.serving.usage import usage
@@ -66,6 +66,8 @@ async def _understand(serving: Serving, request: Request, body: CompletionReques
         )
         for given in body.prompts()
     ]
+    if body.max_tokens is None or "max_tokens" not in body.model_fields_set:
+        params = fitted(serving, prompts, params)
     for prompt in prompts:
         check_room(serving, prompt, params)
     public_id = f"cmpl-{body.request_id or request.state.request_id}"

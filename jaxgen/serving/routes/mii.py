@@ -23,7 +23,7 @@ async def mii(serving: Serving, request: Request, body: MIIRequest) -> HTTPRespo
     serving.check_model(request.path_params["deployment"])
     texts = [body.prompts] if isinstance(body.prompts, str) else body.prompts
     params = read_params(body.model_extra or {})
-    prompts = [await read_prompt(serving, text) for text in texts]
+    prompts = [await read_prompt(serving, text, field="prompts") for text in texts]
     work = [_work(serving, request, prompt, params) for prompt in prompts]
     if body.stream:
         if len(work) != 1:
@@ -37,7 +37,7 @@ async def mii(serving: Serving, request: Request, body: MIIRequest) -> HTTPRespo
 
 def _work(serving: Serving, request: Request, prompt: Prompt, params: GenerateParams) -> Work:
     sampling = params.sampling(len(prompt.ids))
-    check_room(serving, prompt, sampling)
+    check_room(serving, prompt, sampling, field="prompts", limit="max_new_tokens")
     return Work(request.state.request_id, [prompt], sampling)
 
 

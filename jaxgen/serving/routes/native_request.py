@@ -12,7 +12,7 @@ from jaxgen.serving.context import Serving
 from jaxgen.serving.errors import under
 from jaxgen.serving.generation import Work
 from jaxgen.serving.logprobs import TokenNames
-from jaxgen.serving.prompts import check_room, read_prompt
+from jaxgen.serving.prompts import check_room, fitted, read_prompt
 from jaxgen.serving.protocol.sampling import refuse_fields
 from jaxgen.serving.protocol.service import GenerateRequest
 
@@ -79,16 +79,19 @@ async def understand(serving: Serving, request: Request, body: GenerateRequest) 
     refuse_fields(body.model_extra or {}, REFUSED)
     given = body.text if body.text is not None else body.input_ids
     assert given is not None
+    field = "input_ids" if body.text is None else "text"
     several = not isinstance(given, str) and not (given and isinstance(given[0], int))
     prompts: list[Any] = list(given) if several else [given]
     if not prompts:
-        raise InvalidParameter("input_ids" if body.text is None else "text", "must not be empty")
+        raise InvalidParameter(field, "must not be empty")
     sampling = single("sampling_params", body.sampling_params) or {}
     just_prompt = sampling.get("max_new_tokens") == 0
     params = _params(serving, body, sampling)
-    read = [await read_prompt(serving, prompt) for prompt in prompts]
+    read = [await read_prompt(serving, prompt, field=field) for prompt in prompts]
+    if sampling.get("max_new_tokens") is None:
+        params = fitted(serving, read, params)
     for prompt in read:
-        check_room(serving, prompt, params)
+        check_room(serving, prompt, params, field=field, limit="max_new_tokens")
     rid = single("rid", body.rid) or request.state.request_id
     named = bool(single("return_text_in_logprobs", body.return_text_in_logprobs))
     return Asked(

@@ -22,7 +22,9 @@ from jaxgen.serving.tools import TextParser
 
 async def responses(serving: Serving, request: Request, body: ResponsesRequest) -> Response:
     """Answers at once, or as a stream of typed events."""
-    chat = await understand(serving, f"resp_{request.state.request_id}", body.as_chat())
+    public_id = f"resp_{request.state.request_id}"
+    known_as = {"field": "input", "limit": "max_output_tokens"}
+    chat = await understand(serving, public_id, body.as_chat(), **known_as)
     if chat.work.params.n > 1:
         raise InvalidParameter("n", "must be 1 here: a response is one answer")
     answer = _Answer(chat, body)
