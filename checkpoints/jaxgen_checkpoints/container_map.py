@@ -1,7 +1,7 @@
 """Where every tensor of a checkpoint goes: containers for the layers and one for all the rest.
 
-`describe` maps a whole checkpoint before any of it is read, and reports everything that is
-wrong at once.
+`describe` maps a whole checkpoint before any of it is read (but for some rows of a tensor that is
+stored twice), and reports everything that is wrong at once.
 """
 
 import re
@@ -18,6 +18,7 @@ from jaxgen_checkpoints.mesh_layout import MeshLayout
 from jaxgen_checkpoints.names import layer_pattern
 from jaxgen_checkpoints.snapshot import SnapshotSource
 from jaxgen_checkpoints.source import TensorSource
+from jaxgen_checkpoints.tied_copies import is_copy
 
 
 class ContainerMap:
@@ -62,8 +63,9 @@ class ContainerMap:
         self._model_prefix = prefix
 
     def set_tied(self, copies: Mapping[str, str]) -> None:
-        """Tied copy -> original. A copy is accepted and left out; it stands in for its original
-        only where the checkpoint stores nothing but the copy."""
+        """Tied copy -> original. A copy is accepted and left out, and refused where it holds other
+        values; it stands in for its original only where the checkpoint stores nothing but the copy.
+        """
         if not isinstance(copies, Mapping):
             raise MappingError(f"copies: expected a mapping of copy to original, got {copies!r}")
         self._tied = dict(copies)
@@ -121,15 +123,20 @@ class ContainerMap:
             (prefix, layer_pattern(prefix)) for prefix in sorted(self._prefixes, key=len)[::-1]
         ]
         whole = {name: self._whole_name(name, patterns, rest) for name in source.tensors()}
-        tensors = set(whole.values())
+        infos = {whole[stored]: info for stored, info in source.tensors().items()}
         stands_in = {
             copy: original
             for copy, original in self._tied.items()
-            if copy in tensors and original not in tensors
+            if copy in infos and original not in infos
         }
         for stored, info in source.tensors().items():
             name = whole[stored]
-            if self._is_unmapped(name) or (name in self._tied and name not in stands_in):
+            if self._is_unmapped(name):
+                continue
+            if name in self._tied and name not in stands_in:
+                original = self._tied[name]
+                if not is_copy(source, info, infos[original]):
+                    report.refused(name, _no_copy(original))
                 continue
             tensor, name = lazy(info, source), stands_in.get(name, name)
             for prefix, pattern in patterns:
@@ -166,6 +173,13 @@ class ContainerMap:
 
         with_prefix = self._model_prefix + name
         return with_prefix if not known(name) and known(with_prefix) else name
+
+
+def _no_copy(original: str) -> str:
+    return (
+        f"holds other values than {original}, to which the config ties it; set tie_word_embeddings "
+        "to false if it is a head of its own, or leave it out of the file"
+    )
 
 
 def _route(

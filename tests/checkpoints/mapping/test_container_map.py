@@ -66,14 +66,16 @@ def good(make_map, random_arrays):
 
 @pytest.fixture
 def describe(counting_source, mesh):
-    """Describe arrays by a map and return (described, the one warning or None)."""
+    """Describe arrays by a map and return (described, the one warning or None); of no tensor but
+    `reads` is a value read.
+    """
 
-    def run(containers, arrays, **options):
+    def run(containers, arrays, *, reads=frozenset(), **options):
         source = counting_source(arrays)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             described = containers.describe(source, mesh, **options)
-        assert source.reads == []
+        assert {name for name, _ in source.reads} == reads
         assert all(warning.category is CheckpointWarning for warning in caught)
         assert len(caught) <= 1
         return described, str(caught[0].message) if caught else None
@@ -196,7 +198,8 @@ def test_two_prefixes_for_one_layer_are_mapped_twice(make_map, good, describe, m
 def test_tied_copies_are_accepted_and_stand_in_when_alone(make_map, good, describe):
     containers = make_map(untied=False)
     containers.set_tied({"lm_head.weight": "embed.weight"})
-    described, warning = describe(containers, good)
+    good["lm_head.weight"] = good["embed.weight"]
+    described, warning = describe(containers, good, reads={"lm_head.weight", "embed.weight"})
     assert warning is None
     assert "unembed" not in described
     assert described["embed"].tensor.sources == {"embed.weight"}
@@ -204,6 +207,17 @@ def test_tied_copies_are_accepted_and_stand_in_when_alone(make_map, good, descri
     described, warning = describe(containers, good)
     assert warning is None
     assert described["embed"].tensor.sources == {"lm_head.weight"}
+
+
+def test_a_tied_copy_with_values_of_its_own_is_refused(make_map, good, describe):
+    containers = make_map(untied=False)
+    containers.set_tied({"lm_head.weight": "embed.weight"})
+    other = good["embed.weight"].copy()
+    other[7, 3] += 1
+    for head in (other, good["embed.weight"][:-1]):
+        message = refusal(describe, containers, {**good, "lm_head.weight": head})
+        assert "lm_head.weight: holds other values than embed.weight" in message
+        assert "set tie_word_embeddings to false" in message
 
 
 def test_unmapped_patterns_are_silent_whole_names(make_map, good, describe):
