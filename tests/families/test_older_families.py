@@ -35,6 +35,10 @@ REFUSED = {
         {"architectures": ["BloomForCausalLM"], "hidden_size": 64, "n_embed": 128},
         "two names of one setting",
     ),
+    "bloom, products in slices": (
+        {"architectures": ["BloomForCausalLM"], "slow_but_exact": True, "pretraining_tp": 2},
+        "slow_but_exact = true with pretraining_tp = 2",
+    ),
     "gpt2, heads that do not share the width": (
         {"architectures": ["GPT2LMHeadModel"], "n_embd": 100, "n_head": 12},
         "n_embd = 100 is no multiple of n_head = 12",
