@@ -12,6 +12,7 @@ from jaxgen.compile_cache import program_folder
 from jaxgen.config import EngineConfig
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.length_class import length_class
+from jaxgen.engine.lowering import kept_logits_bytes
 from jaxgen.engine.memory import (
     blocks_per_sequence,
     check_block_tables,
@@ -161,7 +162,8 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
 
     def temporary_bytes() -> int:
         # What a step needs beside its arguments does not depend on how many pages there are.
-        return runner((1,) * len(groups)).temporary_bytes(scoring_buckets(buckets)[-1])
+        step = runner((1,) * len(groups)).temporary_bytes(scoring_buckets(buckets)[-1])
+        return step + kept_logits_bytes(model, buckets)
 
     num_blocks = plan_blocks(
         config.kv_memory,

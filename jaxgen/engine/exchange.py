@@ -14,9 +14,7 @@ from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
 from jaxgen.engine.compiler_options import compiler_options
-
-PAGES = 1
-"""Which argument of a forward is donated."""
+from jaxgen.engine.step import DONATED
 
 # Sent and read by the same version of everything, they need no promise to stay as they are.
 _KERNELS = [DisabledSafetyCheck.custom_call(name) for name in ("mosaic_gpu", "mosaic_gpu_v2")]
@@ -45,5 +43,7 @@ def unpack(data: bytes, arguments: Sequence[Any], mesh: Mesh) -> Lowered:
     def forward(*arguments: Any) -> Any:  # noqa: ANN401
         return out_tree.unflatten(exported.call(*jax.tree.leaves(arguments)))
 
-    jitted = jax.jit(forward, donate_argnums=PAGES, compiler_options=compiler_options(mesh))
+    jitted = jax.jit(
+        forward, donate_argnums=DONATED, keep_unused=True, compiler_options=compiler_options(mesh)
+    )
     return jitted.lower(*arguments)

@@ -17,6 +17,11 @@ class Kind(StrEnum):
     ALL_LOGITS = "all_logits"
     HIDDEN = "hidden"
 
+    @property
+    def draws(self) -> bool:
+        """Whether there are logits to draw from."""
+        return self in (Kind.NEXT, Kind.SCORED)
+
 
 @dataclass(frozen=True, slots=True)
 class Forward:

@@ -51,12 +51,12 @@ class Memory(Protocol):
 
 
 def step_bytes(forward: Memory, draw: Memory) -> int:
-    """Bytes that a step needs beside weights, cache and sampler.
+    """Bytes that a step needs beside weights, cache, sampler and logits.
 
-    Its logits are still there when the next step is under way.
+    Its results are still there when the next step is under way.
     """
-    logits = forward.output_size_in_bytes - forward.alias_size_in_bytes
-    return int(max(forward.temp_size_in_bytes, draw.temp_size_in_bytes) + 2 * logits)
+    results = forward.output_size_in_bytes - forward.alias_size_in_bytes
+    return int(max(forward.temp_size_in_bytes, draw.temp_size_in_bytes) + 2 * results)
 
 
 class Programs:
@@ -192,6 +192,7 @@ class Programs:
             num_blocks=sizes.num_blocks,
             block_size=sizes.block_size,
             num_slots=sizes.num_slots,
+            drawn=key.kind.draws,
             scored=key.kind is Kind.SCORED,
         )
 

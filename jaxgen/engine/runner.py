@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
 from jaxgen import sampling
+from jaxgen.engine.lowering import abstract_logits
 from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, abstract_pages
 from jaxgen.engine.program_store import ProgramStore
@@ -60,6 +61,7 @@ class StepRunner:
 
     def reset(self) -> None:
         """Fresh pages and sampler state; whatever sequences were in them is lost."""
+        self._spent: dict[int, jax.Array] = {}
         self._pages: Pages = []  # the old ones go first: two caches would not fit
         shapes = self._abstract_pages()
         make = jax.jit(
@@ -117,6 +119,7 @@ class StepRunner:
         demand: the most that any of its rows asks for.
         """
         (drawing,) = self._forward(Kind.NEXT, bucket, packed)
+        self._spent[bucket.rows] = drawing.logits
         return self._draw(bucket, drawing, demand)
 
     def score(
@@ -124,6 +127,7 @@ class StepRunner:
     ) -> tuple[Sampled, TokenLogprobs]:
         """As `sample`, whatever rows ask for, and the log-probabilities of targets [tokens]."""
         drawing, scores = self._forward(Kind.SCORED, bucket, packed, targets)
+        self._spent[bucket.rows] = drawing.logits
         return self._draw(bucket, drawing, COMPILED_APART[-1]), _on_its_way(scores)
 
     def _draw(self, bucket: Bucket, drawing: Drawing, demand: Demand) -> Sampled:
@@ -163,7 +167,10 @@ class StepRunner:
         """
         if self._eager:
             return
+        keys = list(keys)
         self._programs.compile_all(keys, processes)
+        for rows in {key.rows for key in keys if isinstance(key, Draw)}:
+            self._spent[rows] = self._take_spent(rows)
         for params in (SamplingParams(), SamplingParams(presence_penalty=1.0)):
             vocab = int(self.model.config.vocab_size)
             self.admit(0, sampling.slot_row(params, vocab_size=vocab, seed=0))
@@ -175,7 +182,7 @@ class StepRunner:
         return self._programs.compiled(key)
 
     def temporary_bytes(self, bucket: Bucket) -> int:
-        """Bytes that steps of a bucket need beside weights and cache, on one device.
+        """Bytes that steps of a bucket need beside weights, cache and logits, on one device.
 
         Those that score prompts: they do what all do, and more.
         """
@@ -190,12 +197,21 @@ class StepRunner:
                 self._pages, *results = forward(
                     self.model.leaves,
                     self._pages,
+                    self._take_spent(bucket.rows) if kind.draws else (),
                     self._sampler.last_token,
                     *map(self._send, inputs),
                 )
         except jax.errors.JaxRuntimeError as error:
             raise StepFailed(f"step {bucket} failed on the device: {error}") from error
         return tuple(results)
+
+    def _take_spent(self, rows: int) -> jax.Array:
+        """The memory of logits that were drawn from, or of none where somebody was given them."""
+        shape = abstract_logits(self.model, rows)
+        spent = self._spent.pop(rows, None)
+        if spent is None:
+            spent = jax.numpy.zeros(shape.shape, shape.dtype, device=shape.sharding)
+        return spent
 
     def _send(self, packed: np.ndarray) -> jax.Array:
         return jax.device_put(packed, self._replicated)

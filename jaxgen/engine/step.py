@@ -38,6 +38,13 @@ _REPLICATED = PartitionSpec()
 _SCORED_AT_ONCE = 128
 """Tokens of a prompt whose logits are computed together: 64 MB of them at 128k of vocabulary."""
 
+_NEVER = -(2**31)
+"""No part of a batch holds it."""
+
+DONATED = (1, 2)
+"""Which arguments of a forward are donated: pages and spent logits."""
+
+type Logits = Float[Array, "rows padded_vocab"]
 type Tokens = Int[Array, " slots"]
 """What each slot sampled last: the batch's tokens that the host does not know yet."""
 
@@ -53,13 +60,19 @@ class Drawing:
 
 
 def forward_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
-    """Jitted (leaves, pages, last tokens, packed) -> (pages, Drawing); pages are donated.
+    """Jitted (leaves, pages, spent, last tokens, packed) -> (pages, Drawing).
 
-    packed: the int32 vector of `jaxgen.ragged.batch.pack`.
+    packed: the int32 vector of `jaxgen.ragged.batch.pack`. Donated are the pages, and spent, logits
+    of an earlier step of as many rows, whose memory this step's take: command buffers are
+    recorded with addresses, and most of a step's are within or beside that memory.
     """
 
     def local(
-        leaves: tuple[Array, ...], pages: Pages, last: Tokens, packed: Int[Array, " words"]
+        leaves: tuple[Array, ...],
+        pages: Pages,
+        _spent: Logits,
+        last: Tokens,
+        packed: Int[Array, " words"],
     ) -> tuple[Pages, Drawing]:
         decoder, batch, hidden, pages = _run(model, bucket, leaves, pages, last, packed)
         return pages, _drawing(decoder, batch, hidden)
@@ -68,7 +81,7 @@ def forward_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrappe
 
 
 def scoring_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
-    """Jitted (leaves, pages, last tokens, packed, targets) -> (pages, Drawing, TokenLogprobs).
+    """Jitted (leaves, pages, spent, last, packed, targets) -> (pages, Drawing, TokenLogprobs).
 
     As `forward_step`, and the log-probabilities of targets [tokens], the token that follows each
     one. Their logits are never there all at once.
@@ -77,6 +90,7 @@ def scoring_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrappe
     def local(
         leaves: tuple[Array, ...],
         pages: Pages,
+        _spent: Logits,
         last: Tokens,
         packed: Int[Array, " words"],
         targets: Int[Array, " tokens"],
@@ -94,17 +108,21 @@ def scoring_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrappe
         )
         return pages, _drawing(decoder, batch, hidden), scores
 
-    return _jit_on_pages(model, local, inputs=3, outputs=2, eager=eager)
+    return _jit_on_pages(model, local, inputs=4, outputs=2, eager=eager)
 
 
 def all_logits_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
-    """Jitted (leaves, pages, last tokens, packed) -> (pages, logits [tokens, padded vocab]).
+    """Jitted (leaves, pages, (), last tokens, packed) -> (pages, logits [tokens, padded vocab]).
 
     Pages are donated. Logits are float32.
     """
 
     def local(
-        leaves: tuple[Array, ...], pages: Pages, last: Tokens, packed: Int[Array, " words"]
+        leaves: tuple[Array, ...],
+        pages: Pages,
+        _nothing: tuple[()],
+        last: Tokens,
+        packed: Int[Array, " words"],
     ) -> tuple[Pages, Float[Array, "tokens padded_vocab"]]:
         decoder, _, hidden, pages = _run(model, bucket, leaves, pages, last, packed)
         return pages, decoder.logits(hidden)
@@ -113,14 +131,18 @@ def all_logits_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wra
 
 
 def hidden_step(model: Model, bucket: Bucket, *, eager: bool = False) -> Wrapped:
-    """Jitted (leaves, pages, last tokens, packed) -> (pages, [layers + 1, tokens, model]).
+    """Jitted (leaves, pages, (), last tokens, packed) -> (pages, [layers + 1, tokens, model]).
 
     The embedding's output and each block's: what `jaxgen verify` compares to find the first layer
     that diverges. Pages are donated.
     """
 
     def local(
-        leaves: tuple[Array, ...], pages: Pages, last: Tokens, packed: Int[Array, " words"]
+        leaves: tuple[Array, ...],
+        pages: Pages,
+        _nothing: tuple[()],
+        last: Tokens,
+        packed: Int[Array, " words"],
     ) -> tuple[Pages, Float[Array, "states tokens model"]]:
         batch = _unpack(model, bucket, packed)
         states: list[Array] = []
@@ -176,7 +198,7 @@ def _fed(batch: StepBatch, last: Tokens, bucket: Bucket) -> Int[Array, " tokens"
 
 
 def _jit_on_pages(
-    model: Model, local: Callable[..., Any], *, outputs: int, eager: bool, inputs: int = 2
+    model: Model, local: Callable[..., Any], *, outputs: int, eager: bool, inputs: int = 3
 ) -> Wrapped:
     """inputs: beside leaves and pages. outputs: beside pages."""
     pages = page_specs(model)
@@ -187,7 +209,12 @@ def _jit_on_pages(
         out_specs=(pages, *[_REPLICATED] * outputs),
         eager=eager,
     )
-    return jax.jit(mapped, donate_argnums=1, compiler_options=compiler_options(model.mesh))
+    return jax.jit(
+        mapped,
+        donate_argnums=DONATED,
+        keep_unused=True,
+        compiler_options=compiler_options(model.mesh),
+    )
 
 
 def _on_mesh(
@@ -207,4 +234,15 @@ def _on_mesh(
 
 
 def _unpack(model: Model, bucket: Bucket, packed: Int[Array, " words"]) -> StepBatch:
-    return unpack(packed, bucket, len(model.policy.cache_windows))
+    """The batch, in the step's own memory.
+
+    The packed vector is somewhere else in each step, and whatever a command buffer reads there has
+    to be recorded again: for a kernel of Pallas or a product that takes the host 30 us.
+    """
+    batch = unpack(packed, bucket, len(model.policy.cache_windows))
+    return jax.tree.map(_owned, batch)
+
+
+def _owned(part: Array) -> Array:
+    """A copy that XLA does not see through."""
+    return part if part.dtype == bool else jnp.where(part == _NEVER, 0, part)

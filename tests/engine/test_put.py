@@ -135,6 +135,15 @@ def test_sequences_go_on_and_free_what_they_held(engine):
     assert engine.put([], []).shape == (0, VOCAB)
 
 
+def test_logits_that_were_given_stay_as_they_are(engine):
+    """Steps take the memory of logits of earlier ones, but not of those that somebody has."""
+    first = engine.put([1], [[3, 4, 5]])
+    seen = np.asarray(first)
+    second = engine.put([1], [[6, 7, 8]])
+    np.testing.assert_array_equal(np.asarray(first), seen)
+    assert (np.asarray(second) != seen).any()
+
+
 def test_a_window_never_holds_more_than_it_needs(engine):
     held = []
     for position in range(24):
