@@ -14,12 +14,15 @@ MANY_TOKENS = 512
 logits.
 """
 
-MANY_ROWS = 256
-"""So many decodes take longer than reading the weights: here too sizes lie closer together."""
+MANY_ROWS = 64
+"""From so many decodes on products and sampling take longer for more of them: here too sizes lie
+closer together.
+"""
 
 FILLED_FROM = 256
 """Tokens from which a step's products take longer than reading the weights, roughly: below it a
-padded step is as fast as a full one, from it on sizes lie closer together.
+padded step is as fast as a full one, from it on sizes lie closer together, and closer still from
+twice as many on.
 """
 
 SMALL_TABLE = 2**16
@@ -67,15 +70,16 @@ class Buckets:
     ) -> "Buckets":
         """Buckets for batches of at most max_tokens tokens (padding not counted) and max_rows rows.
 
-        Rows of decode buckets are powers of two, from 256 on also halfway between them, then
+        Rows of decode buckets are powers of two, from 64 on also halfway between them, then
         max_rows: fewer than twice the rows needed.
         Where many rows of max_blocks make a large table there is one more, as wide as a small table
         allows: long contexts are the exception. Mixed steps take long enough to hide theirs.
         Tokens of mixed buckets are powers of two from smallest_mixed, from 256 on also halfway
-        between them, then the most that alignment can make of max_tokens: fewer than twice the
-        tokens needed (spans aligned), or the smallest. Their rows are max_rows, and of powers of
-        two up to 512 also 8. ValueError unless 1 <= max_rows <= max_tokens and the others are at
-        least 1.
+        between them and from 512 on at the first quarter, then the most that alignment can make of
+        max_tokens: fewer than twice the tokens needed (spans aligned), or the smallest. Their rows
+        are max_rows, and of powers of two up to 512 also 8.
+
+        ValueError unless 1 <= max_rows <= max_tokens and the others are at least 1.
         """
         if not 1 <= max_rows <= max_tokens or max_blocks < 1 or row_alignment < 1:
             raise ValueError(
@@ -93,7 +97,12 @@ class Buckets:
         often = [size for size in _doubling(smallest, most) if size <= MANY_TOKENS]
         mixed = tuple(
             Bucket(tokens, rows, max_blocks, decode=False)
-            for tokens in _sizes(smallest, most, FILLED_FROM, row_alignment)
+            for tokens in sorted(
+                {
+                    *_sizes(smallest, most, FILLED_FROM, align=row_alignment),
+                    *_sizes(smallest, most, 2 * FILLED_FROM, 5, align=row_alignment),
+                }
+            )
             for rows in sorted(
                 {
                     min(cap, tokens // row_alignment)
@@ -146,8 +155,8 @@ def _doubling(first: int, last: int) -> list[int]:
     return [*sizes, last]
 
 
-def _sizes(first: int, last: int, many: int, align: int = 1) -> list[int]:
-    """_doubling, and multiples of align halfway between those from `many` on."""
+def _sizes(first: int, last: int, many: int, quarters: int = 6, *, align: int = 1) -> list[int]:
+    """_doubling, and from `many` on multiples of align at so many quarters of each."""
     sizes = _doubling(first, last)
-    halfway = [size // 2 * 3 // align * align for size in sizes if size >= many]
-    return sorted({*sizes, *(size for size in halfway if size < last)})
+    between = [size * quarters // 4 // align * align for size in sizes if size >= many]
+    return sorted({*sizes, *(size for size in between if size < last)})

@@ -64,11 +64,13 @@ def test_every_admissible_batch_has_a_close_bucket(case):
 
 def test_the_shapes_are_few():
     buckets = Buckets.for_limits(max_tokens=2048, max_rows=256, max_blocks=8)
-    assert [bucket.rows for bucket in buckets.decode] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert buckets.filled == (256, 384, 512, 768, 1024, 1536, 2048)
+    assert [bucket.rows for bucket in buckets.decode] == [
+        *(1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+    ]
+    assert buckets.filled == (256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
     many = Buckets.for_limits(max_tokens=2048, max_rows=1000, max_blocks=8)
-    assert [bucket.rows for bucket in many.decode][8:] == [256, 384, 512, 768, 1000]
-    assert len(list(buckets)) <= 26
+    assert [bucket.rows for bucket in many.decode][10:] == [256, 384, 512, 768, 1000]
+    assert len(list(buckets)) <= 30
     assert len({*buckets}) == len(list(buckets))
     assert buckets.fit([]).rows == 1
     assert {bucket.blocks for bucket in buckets} == {8}
@@ -83,8 +85,8 @@ def test_the_shapes_are_few():
 def test_wide_tables_are_for_those_who_need_them():
     buckets = Buckets.for_limits(max_tokens=2048, max_rows=256, max_blocks=2048)
     small = [(bucket.rows, bucket.blocks) for bucket in buckets if bucket.blocks < 2048]
-    assert small == [(64, 1024), (128, 512), (256, 256)]
-    assert len({*buckets}) == len(list(buckets)) <= 29
+    assert small == [(64, 1024), (96, 682), (128, 512), (192, 341), (256, 256)]
+    assert len({*buckets}) == len(list(buckets)) <= 35
     assert buckets.fit([1] * 200, 256).blocks == 256
     assert buckets.fit([1] * 200, 257).blocks == 2048
     assert buckets.fit([1] * 200).blocks == 2048
