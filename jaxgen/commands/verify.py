@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     report = Report(args.model, case.recording.description, dtype, results)
     found = report.divergence
     if found is not None and case.transformers is not None:
-        ids = case.recording.prompts[found.prompt].ids
+        ids = case.recording.prompts[found.prompt].until(found.position, generated=found.generated)
         ours = hidden_states(llm.engine, ids)
         theirs = case.transformers.hidden_states(ids)[:, : ours.shape[1]]
         layer = first_layer_off(ours, theirs, _LAYER_TOLERANCE[case.recording.exact])
@@ -104,4 +104,5 @@ def _open(
 
 
 def _size(recording: Recording) -> tuple[int, int]:
-    return len(recording.prompts), recording.prompt_tokens
+    # A prompt goes through one step with its continuation too, where layers are compared.
+    return len(recording.prompts), max(recording.prompt_tokens, recording.longest)

@@ -25,6 +25,10 @@ class RecordedPrompt:
     top5_logprobs: np.ndarray | None
     logit_bound: float
 
+    def until(self, position: int, *, generated: bool) -> np.ndarray:
+        """int32 ids: the prompt, and where a generated position is meant all tokens before it."""
+        return np.concatenate([self.ids, self.greedy[: position if generated else 0]])
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
