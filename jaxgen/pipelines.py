@@ -51,29 +51,37 @@ class GenerateParams:
 
     def sampling(self, prompt_length: int) -> SamplingParams:
         """What the sampler is asked for a prompt of this many tokens."""
-        return SamplingParams(
-            temperature=(1.0 if self.temperature is None else self.temperature)
-            if self.do_sample
-            else 0.0,
-            top_p=self.top_p if self.do_sample else 1.0,
-            top_k=self.top_k or 0,
-            max_tokens=self._new_tokens(prompt_length),
-            min_tokens=self.min_new_tokens,
-            ignore_eos=self.ignore_eos,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
-            seed=self.seed,
-        )
+        temperature = 1.0 if self.temperature is None else self.temperature
+        asked: dict[str, Any] = {
+            "temperature": temperature if self.do_sample else 0.0,
+            "top_p": self.top_p if self.do_sample else 1.0,
+            "top_k": self.top_k or 0,
+            "max_tokens": self._new_tokens(prompt_length),
+            "min_tokens": self.min_new_tokens,
+            "ignore_eos": self.ignore_eos,
+            "stop": self.stop,
+            "seed": self.seed,
+        }
+        try:
+            return SamplingParams(**asked)
+        except InvalidParameter as error:
+            names = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+            raise error.under(names) from None
 
     def _new_tokens(self, prompt_length: int) -> int | None:
         if self.max_length is None:
             return self.max_new_tokens
+        if not isinstance(self.max_length, int) or isinstance(self.max_length, bool):
+            raise InvalidParameter("max_length", f"must be an integer, not {self.max_length!r}")
         room = self.max_length - prompt_length
         if room < 1:
             raise InvalidParameter(
                 "max_length",
                 f"is {self.max_length}, but the prompt alone has {prompt_length} tokens",
             )
-        return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
+        if not isinstance(self.max_new_tokens, int):
+            return room if self.max_new_tokens is None else self.max_new_tokens
+        return min(room, self.max_new_tokens)
 
 
 class Pipeline:

@@ -3,6 +3,7 @@
 A row's mask follows from its last token, so such a row is never scheduled ahead of what was read.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -10,6 +11,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import numpy as np
 
 from jaxgen.grammar.token_mask import ConstraintFailed, MaskSource, words_of
+
+logger = logging.getLogger(__name__)
+
+FORBIDS_ALL = "the request's parameters together forbid every token"
 
 GRACE_SECONDS = 0.002
 """How long a step waits for masks that are nearly there; the device is busy with the last one."""
@@ -19,13 +24,14 @@ class Constraint:
     """What one continuation may say next.
 
     mask: int32 words, one bit a token; to be read when `ready`. ended: nothing may follow. error:
-    why the rules cannot go on.
+    why the rules cannot go on; refused: for a fault of the request.
     """
 
     def __init__(self, sources: Sequence[MaskSource], vocab_size: int) -> None:
         self.mask = np.full(words_of(vocab_size), -1, np.int32)
         self.ended = False
         self.error: str | None = None
+        self.refused = False
         self._sources = tuple(sources)
         self._job: Future[None] | None = None
 
@@ -52,9 +58,9 @@ class Constraint:
                 source.write(mask)
             self.ended = any(source.ended for source in self._sources)
             if not self.ended and not mask.any():
-                raise ConstraintFailed("the request's rules together forbid every token")
+                raise ConstraintFailed(FORBIDS_ALL)
         except ConstraintFailed as error:
-            self.error = str(error)
+            self.error, self.refused = str(error), True
         self.mask = mask
 
 
@@ -88,9 +94,11 @@ class ConstraintPool:
         wait([job for job in jobs if job is not None], timeout=GRACE_SECONDS)
         done = [uid for uid, one in self._waiting.items() if one.job is not None and one.job.done()]
         for uid in done:
-            job = self._waiting.pop(uid).job
-            assert job is not None
-            job.result()
+            constraint = self._waiting.pop(uid)
+            failed = None if constraint.job is None else constraint.job.exception()
+            if failed is not None:  # whatever it is, it ends this request and no other
+                logger.error("a mask could not be computed", exc_info=failed)
+                constraint.error = f"its mask could not be computed: {type(failed).__name__}"
         return done
 
     def wait(self) -> None:

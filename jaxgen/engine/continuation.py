@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence as Items
 
-from jaxgen.engine.constraints import Constraint
+from jaxgen.engine.constraints import FORBIDS_ALL, Constraint
 from jaxgen.engine.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from jaxgen.grammar.token_mask import ids_of
 from jaxgen.sampling import Sampled, SamplingParams, demand_of
 from jaxgen.schedule.request import Request
 from jaxgen.text.detokenize import IncrementalDetokenizer
@@ -85,10 +86,28 @@ class Continuation:
         if self._completion.finish_reason is None:
             self._close(reason)
 
-    def fail(self, error: str) -> None:
-        """Ends it with an error."""
-        self._completion.error = error
+    def fail(self, error: str, *, refused: bool = False) -> None:
+        """Ends it with an error. refused: one of the request itself."""
+        self._completion.error, self._completion.refused = error, refused
         self.finish(FinishReason.ERROR)
+
+    def fail_to_draw(self) -> bool:
+        """Ends it, since no token could be drawn. Whether that was for the model's logits, and
+        not because it may say nothing.
+        """
+        refused = self._may_say_nothing()
+        self.fail(FORBIDS_ALL if refused else "the model's logits are not finite", refused=refused)
+        return not refused
+
+    def _may_say_nothing(self) -> bool:
+        if self.constraint is None:  # lists without rules are checked when they are submitted
+            return False
+        allowed = ids_of(self.constraint.mask)
+        if self.params.allowed_token_ids is not None:
+            allowed &= set(self.params.allowed_token_ids)
+        if len(self._ids) < self._min_tokens:
+            allowed -= self._end_ids
+        return not allowed
 
     def _close(self, reason: FinishReason) -> None:
         if self._detokenizer is not None:

@@ -174,7 +174,7 @@ class Ledger:
             assert constraint is not None
             continuation.request.waits = False
             if constraint.error is not None:
-                continuation.fail(constraint.error)
+                continuation.fail(constraint.error, refused=constraint.refused)
             elif constraint.ended:
                 continuation.finish(FinishReason.STOP)
             else:

@@ -246,10 +246,7 @@ class GenerationLoop:
                 continue  # it ended while this step was under way
             changed.append(output)
             if bad is not None and bad[row]:
-                continuation.fail(
-                    "the model's logits are not finite, or the request's parameters together "
-                    "forbid every token"
-                )
+                self.counters.corrupted += continuation.fail_to_draw()
                 ledger.end(request)
                 failed += 1
                 continue
@@ -264,7 +261,6 @@ class GenerationLoop:
             elif request.waits and continuation.constraint is not None:
                 ledger.masks.compute(request.uid, continuation.constraint, token)
         ledger.touch(changed)
-        self.counters.corrupted += failed
         self.counters.generation_tokens += len(changed) - failed
 
     def _starved(self) -> SchedulingError:

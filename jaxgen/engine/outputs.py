@@ -28,7 +28,7 @@ class CompletionOutput:
 
     pieces: of its text, as tokens made them certain; none where nothing detokenises. stop_reason:
     the stop string or stop token id that ended it; None after EOS or at full length. error: what
-    went wrong, if finish_reason is ERROR.
+    went wrong, if finish_reason is ERROR. refused: that was what the request asked for.
     """
 
     index: int
@@ -38,6 +38,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    refused: bool = False
     _text: str = field(default="", init=False, repr=False, compare=False)
     _joined: int = field(default=0, init=False, repr=False, compare=False)
 

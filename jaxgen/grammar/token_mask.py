@@ -36,6 +36,12 @@ def words_of(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
+def ids_of(mask: np.ndarray) -> set[int]:
+    """The ids whose bits are set."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
 def packed(ids: Iterable[int], vocab_size: int) -> np.ndarray:
     """int32 [words]: the mask that has exactly these ids."""
     chosen = np.zeros(words_of(vocab_size) * 32, np.bool_)

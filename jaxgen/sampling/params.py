@@ -29,6 +29,9 @@ MAX_N = 16384
 MAX_BIASED_IDS = 320
 """How many token ids of one request may carry a bias, or be held back by min_tokens."""
 
+MAX_TEXTS = 256
+"""How many stop strings, or bad words, a request may have: all are looked for at every token."""
+
 _NOT_YET = {
     "logprob_token_ids": "ask for logprobs instead",
     "thinking_token_budget": "bound the answer with max_tokens instead",
@@ -215,8 +218,10 @@ class SamplingParams:
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
-    listed = (value,) if isinstance(value, str) else value or ()
+    listed = (value,) if isinstance(value, str | Mapping) else value or ()
     texts = tuple(listed) if isinstance(listed, Iterable) else (listed,)
+    if len(texts) > MAX_TEXTS:
+        raise InvalidParameter(name, f"must be at most {MAX_TEXTS} strings, not {len(texts)}")
     if not all(isinstance(text, str) and text for text in texts):
         raise InvalidParameter(name, f"must be non-empty strings, not {value!r}")
     return tuple(text for text in texts if isinstance(text, str))

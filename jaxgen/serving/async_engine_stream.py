@@ -70,6 +70,7 @@ class Stream:
                     completion.finish_reason,
                     completion.stop_reason,
                     completion.error,
+                    completion.refused,
                 )
             )
         return deltas
@@ -147,4 +148,5 @@ def _joined(deltas: list[CompletionDelta]) -> CompletionDelta:
         last.finish_reason,
         last.stop_reason,
         last.error,
+        last.refused,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 from typing import Any, NoReturn
 
@@ -48,7 +49,9 @@ async def read_body[Model: BaseModel](request: Request, model: type[Model], dept
 def parse_object(body: bytes, depth: int) -> dict[str, Any]:
     """The JSON object in `body`, whose containers are nested at most `depth` deep."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        # Decoded here: `json` would let through the bytes of surrogates, and what is no UTF-8.
+        text = body.decode("utf-8-sig")
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise bad_request(f"the JSON body is nested deeper than {depth}") from None
     except (ValueError, UnicodeDecodeError) as error:
@@ -88,6 +91,13 @@ def _place(loc: tuple[int | str, ...]) -> str:
     """Names and positions, without the names that pydantic has for a field's forms."""
     shown = [str(part) for part in loc if not (isinstance(part, str) and _FORM.search(part))]
     return f"{'.'.join(shown)}: " if shown else ""
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is more than a number can be")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

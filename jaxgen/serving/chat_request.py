@@ -8,7 +8,7 @@ from typing import Any
 from jaxgen.sampling import InvalidParameter, SamplingParams
 from jaxgen.sampling.structured import StructuredOutputs
 from jaxgen.serving.context import Serving
-from jaxgen.serving.errors import bad_request, under
+from jaxgen.serving.errors import bad_request
 from jaxgen.serving.generation import Work
 from jaxgen.serving.logprobs import TokenNames
 from jaxgen.serving.messages import for_template
@@ -82,7 +82,7 @@ async def understand(
     try:
         params = body.params(serving.settings.sampling_defaults, **settled)
     except InvalidParameter as error:
-        raise under(error, {"logprobs": "top_logprobs", **shown}) from None
+        raise error.under({"logprobs": "top_logprobs", **shown}) from None
     prompt = await render(serving, body, field)
     limit = "max_tokens" if body.max_completion_tokens is None else limit
     check_room(serving, prompt, params, field=field, limit=limit)

@@ -12,7 +12,7 @@ class CompletionDelta(NamedTuple):
     """What one continuation grew by. text may be empty while token_ids are not, and vice versa.
 
     logprobs: one entry for each of token_ids; None where they were not asked for. finish_reason,
-    stop_reason and error: as in CompletionOutput, in the continuation's last delta.
+    stop_reason, error and refused: as in CompletionOutput, in the continuation's last delta.
     """
 
     index: int  # type: ignore[assignment] (a tuple's method of that name is of no use here)
@@ -22,6 +22,7 @@ class CompletionDelta(NamedTuple):
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     error: str | None
+    refused: bool = False
 
 
 class RequestDelta(NamedTuple):

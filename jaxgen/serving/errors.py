@@ -1,7 +1,6 @@
 """Errors as OpenAI's clients read them: an object `error` with message, type, param and code."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -80,12 +79,6 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
 def unavailable(message: str, retry_after: int = 1) -> ApiError:
     """503: the same request may succeed after so many seconds."""
     return ApiError(503, message, headers={"Retry-After": str(retry_after)})
-
-
-def under(error: InvalidParameter, names: Mapping[str, str]) -> InvalidParameter:
-    """The same by the name that the request knows the parameter by, if that is another."""
-    message = str(error).removeprefix(f"{error.param} ")
-    return InvalidParameter(names.get(error.param, error.param), message)
 
 
 def as_api_error(error: Exception) -> ApiError:

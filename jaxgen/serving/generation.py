@@ -158,6 +158,8 @@ async def _several(
 def _check_end(serving: Serving, completion: CompletionDelta) -> None:
     """ApiError for a continuation that did not end by itself."""
     if completion.finish_reason is FinishReason.ERROR:
+        if completion.refused:
+            raise bad_request(str(completion.error))
         raise ApiError(500, f"generation failed: {completion.error}")
     if completion.finish_reason is FinishReason.ABORT:
         why = "the server is stopping" if serving.draining else "the request was aborted"

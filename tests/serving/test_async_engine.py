@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ctypes
 import random
-import threading
 import time
 
 import pytest
@@ -268,7 +267,7 @@ def test_when_the_thread_dies_everyone_is_told(loop, llm, monkeypatch, how):
         while not engine.stats().running:
             await asyncio.sleep(0.001)
         if how == "killed":
-            (thread,) = [t for t in threading.enumerate() if t.name == "jaxgen-engine"]
+            thread = engine._thread._thread
             kill = ctypes.pythonapi.PyThreadState_SetAsyncExc
             kill(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
         else:

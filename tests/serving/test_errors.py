@@ -49,6 +49,8 @@ def error_of(response, status=400):
         ({"logprobs": 21}, "logprobs", "from 0 to 20"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
         ({"stop": ""}, "stop", "non-empty"),
+        ({"stop": ["a"] * 257}, "stop", "at most 256"),
+        ({"bad_words": ["a"] * 257}, "bad_words", "at most 256"),
         ({"best_of": 3}, "best_of", "not supported"),
         ({"suffix": "end"}, "suffix", "not supported"),
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
@@ -119,6 +121,13 @@ def test_chat_names_the_field(ask, body, param, message):
         ("stream_options", {"include_obfuscation": True}),
         ("conversation", "conv_1"),
         ("temperature", 3),
+        ("input", []),
+        ("input", [{"content": "a"}]),
+        ("input", [{"role": "user"}]),
+        ("input", [{"role": "user", "content": 5}]),
+        ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),
+        ("input", [{"type": "function_call", "arguments": "{}"}]),
+        ("input", [{"type": "function_call_output", "output": 5}]),
     ],
 )
 def test_responses_name_the_field(ask, field, value):
@@ -128,6 +137,21 @@ def test_responses_name_the_field(ask, field, value):
     )
     none = {"input": "hi", "truncation": "disabled", "include": [], "background": False}
     assert client.post("/v1/responses", json=none).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("stop", each) for each in (1.5, {"a": 1}, [3], True)),
+        *((name, "a") for name in ("max_length", "max_new_tokens", "temperature", "top_k")),
+        *((name, [1]) for name in ("max_length", "min_new_tokens", "seed", "top_p")),
+        ("ignore_eos", "no"),
+        ("no_such", 1),
+    ],
+)
+def test_mii_names_the_field(ask, field, value):
+    body = {"prompts": "hi", "max_length": 9, field: value}
+    assert error_of(ask().post("/mii/stub", json=body))["param"] == field
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
@@ -140,6 +164,11 @@ def test_responses_name_the_field(ask, field, value):
         (b'"text"', "JSON object"),
         (b"\xff\xfe", "not valid JSON"),
         (b'{"temperature": NaN, "prompt": "a"}', "not a JSON number"),
+        (b'{"temperature": 1e400, "prompt": "a"}', "1e400 is more than"),
+        (b'{"metadata": {"a": [-1e999]}, "input": "a"}', "-1e999 is more than"),
+        (b'{"user": "\xed\xa0\x80"}', "not valid JSON"),
+        ('{"user": "\\ud800"}'.encode("utf-16"), "not valid JSON"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b'{"user": "\\ud800"}', "surrogate"),
         (b'{"user": {"\\udfff": 1}}', "surrogate"),
         (b"[" * 100_000, "nested deeper than 64"),

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxgen.grammar.compiler import GrammarCompiler
+from jaxgen.grammar.matcher import Matcher
 from jaxgen.grammar.token_mask import words_of
 from jaxgen.sampling import StructuredOutputs
 from jaxgen.text import load_tokenizer
@@ -221,3 +222,38 @@ def test_logits_that_are_not_finite_are_an_error_and_nobody_elses(server, stream
     *good, bad = chunks(server, "/v1/completions", **asked)
     assert {chunk["choices"][0]["index"] for chunk in good} == {0}
     assert bad["error"]["code"] == 500
+
+
+def test_who_forbids_everything_is_refused_and_the_model_is_not_to_blame(server, qwen):
+    (letter,) = qwen.encode("b")
+    before = server.serving.engine.stats().corrupted
+    form = {"structured_outputs": {"regex": "b{9}"}}
+    for rules in (
+        {"allowed_token_ids": [5]},
+        {"allowed_token_ids": list(range(400, 490))},
+        {"stop_token_ids": [letter], "min_tokens": 4},
+        {"bad_words": ["b"]},
+    ):
+        for asked in (form | rules, form | rules | {"stream": True}):
+            told = post(server, "/v1/completions", {"prompt": "hi", **asked})
+            assert told.status_code == 400, told.text
+            assert "forbid" in told.json()["error"]["message"]
+    assert server.serving.engine.stats().corrupted == before
+
+
+def test_a_rule_that_breaks_ends_its_request_alone(server, monkeypatch):
+    """Whatever a library raises: the loop that all share goes on."""
+    write, calls = Matcher.write, []
+
+    def breaking(matcher, mask):
+        calls.append(matcher)
+        if len(calls) == 3:
+            raise KeyError("deep inside")
+        write(matcher, mask)
+
+    monkeypatch.setattr(Matcher, "write", breaking)
+    error = error_of(server, "/v1/completions", 500, prompt="hi", **SAID)
+    assert "mask" in error["message"]
+    monkeypatch.undo()
+    assert answer(server, "/v1/completions", prompt="hi", **SAID)["choices"][0]["text"] == TEXT
+    assert server.serving.engine.healthy

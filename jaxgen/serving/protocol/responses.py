@@ -8,7 +8,7 @@ from pydantic import Field
 from jaxgen.sampling import InvalidParameter
 from jaxgen.serving.bodies import validated
 from jaxgen.serving.errors import bad_request
-from jaxgen.serving.messages import text_of
+from jaxgen.serving.messages import content_of, role_of, text_of
 from jaxgen.serving.protocol.chat import ChatRequest
 from jaxgen.serving.protocol.sampling import Number, Whole, refuse_fields
 from jaxgen.serving.protocol.service import Answer, Body
@@ -117,12 +117,15 @@ def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: st
     """A message, a call that joins the assistant's message before it, or a call's result."""
     kind = item.get("type") or "message"
     if kind == "message":
-        role = "system" if item.get("role") == "developer" else item.get("role")
-        messages.append({"role": role, "content": text_of(item.get("content"), place)})
+        role, content = role_of(item, place), content_of(item, place)
+        role = "system" if role == "developer" else role
+        messages.append({"role": role, "content": content})
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        if not isinstance(item.get("name"), str):
+            raise bad_request(f"{place}.name must be text", "input")
+        function = {"name": item["name"], "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":

@@ -9,7 +9,6 @@ from starlette.requests import Request
 
 from jaxgen.sampling import InvalidParameter, SamplingParams
 from jaxgen.serving.context import Serving
-from jaxgen.serving.errors import under
 from jaxgen.serving.generation import Work
 from jaxgen.serving.logprobs import TokenNames
 from jaxgen.serving.prompts import check_room, fitted, read_prompt
@@ -140,4 +139,4 @@ def _params(serving: Serving, body: GenerateRequest, given: Mapping[str, Any]) -
     try:
         return SamplingParams.from_mapping(values)
     except InvalidParameter as error:
-        raise under(error, {ours: name for name, ours in _RENAMED.items()}) from None
+        raise error.under({ours: name for name, ours in _RENAMED.items()}) from None
