@@ -20,6 +20,7 @@ def unsupported(problem: LatentProblem) -> str | None:
     if problem.width % LANES:
         return "the pages are laid out for another platform: allocate them for platform tpu"
     return tpu_rows.unsupported(
+        tokens=problem.tokens,
         rows=problem.rows,
         blocks=problem.blocks,
         group=problem.heads,

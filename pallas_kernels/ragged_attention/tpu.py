@@ -19,6 +19,7 @@ def unsupported(problem: AttentionProblem) -> str | None:
     if problem.alibi_table:
         return "the bias of each position comes from a table"
     return tpu_rows.unsupported(
+        tokens=problem.tokens,
         rows=problem.rows,
         blocks=problem.blocks,
         group=problem.group,

@@ -102,6 +102,7 @@ class _Problem:
     sinks: bool
     alibi: bool
     row: Row
+    table: int
     pages: int
     page_size: int
     precision: lax.Precision | None
@@ -132,6 +133,7 @@ def attend_items(
         sinks=options.sinks is not None,
         alibi=options.alibi is not None,
         row=row,
+        table=block_table.shape[1],
         pages=plan.pages,
         page_size=pool.shape[2],
         precision=lax.Precision.HIGHEST if q.dtype == jnp.float32 else None,
@@ -159,7 +161,7 @@ def attend_items(
         interpret=interpret,
         name="ragged_attention",
     )(
-        block_table,
+        block_table.reshape(-1),  # scalar memory would fill the rest of each row's 128 lanes
         items.row,
         items.first,
         items.count,
@@ -326,7 +328,7 @@ class _Fetch:
 
             @pl.when((index * size < beyond) & ((index + 1) * size > lowest))
             def _(index: Any = index, number: int = number) -> None:
-                page = self.table[self.row[item], index]
+                page = self.table[self.row[item] * self.problem.table + index]
                 place = self.buffer.at[slot, :, pl.ds(number * size, size)]
                 act(pltpu.make_async_copy(self.pool.at[page], place, self.arrived.at[slot]))
 

@@ -73,12 +73,17 @@ def single_tokens(rows: RaggedRows, tokens: int) -> tuple[Items, Place, Bool[Arr
     return items, Place(item[row], jnp.zeros_like(row)), alone[row]
 
 
+def most_spans(tokens: int, rows: int, block: int) -> int:
+    """Items that `blocks_of_tokens` makes room for."""
+    return tokens // block + min(rows, tokens // 2) + 1
+
+
 def blocks_of_tokens(rows: RaggedRows, tokens: int, block: int) -> tuple[Items, Place]:
     """Spans of more than one token in items of up to `block`."""
     lengths = rows.live_lengths()
     pieces = jnp.where(lengths > 1, -(-lengths // block), 0)
     ends = jnp.cumsum(pieces)
-    most = tokens // block + min(lengths.shape[0], tokens // 2) + 1
+    most = most_spans(tokens, lengths.shape[0], block)
     index = jnp.arange(most, dtype=jnp.int32)
     row = jnp.minimum((index[:, None] >= ends).sum(axis=1), lengths.shape[0] - 1).astype(jnp.int32)
     offset = (index - (ends - pieces)[row]) * block

@@ -25,14 +25,19 @@ from pallas_kernels.ragged_attention.tpu_items import (
     blocks_of_tokens,
     each_token,
     gather_queries,
+    most_spans,
     scatter_outputs,
     single_tokens,
 )
-from pallas_kernels.ragged_attention.tpu_write import slab_rows
+from pallas_kernels.ragged_attention.tpu_write import most_slabs, slab_rows
+
+_ITEM_NUMBERS, _SLAB_NUMBERS = 3, 5
+"""Of each item and slab, in scalar memory: what Items and the write's slabs are made of."""
 
 
 def unsupported(
     *,
+    tokens: int,
     rows: int,
     blocks: int,
     group: int,
@@ -58,7 +63,20 @@ def unsupported(
             f"one query token of all heads and one page need {needed} bytes of vector memory, "
             f"there are {tpu_chip.planned()}: lower block_size or raise tensor_parallel_size"
         )
-    return tpu_chip.table_too_large(rows, blocks)
+    return tpu_chip.table_too_large(rows, blocks) or tpu_chip.lists_too_large(
+        tokens,
+        max(
+            _ITEM_NUMBERS * most_spans(tokens, rows, _block(plan, tokens, rows)),
+            _SLAB_NUMBERS * most_slabs(tokens, rows, slab),
+        ),
+    )
+
+
+def _block(plan: TPUPlan, tokens: int, rows: int) -> int:
+    """Tokens of an item; items are padded to whole blocks, so that with many rows less is wasted
+    by small ones.
+    """
+    return min(plan.block, max(8, 4 * tokens // rows))
 
 
 def attend_rows(
@@ -85,8 +103,7 @@ def attend_rows(
             page_size=pool.shape[2],
             itemsize=pool.dtype.itemsize,
         )
-        # Items are padded to whole blocks: with many rows, small blocks waste less.
-        plan = TPUPlan(min(plan.block, max(8, 4 * tokens // count)), plan.pages)
+        plan = TPUPlan(_block(plan, tokens, count), plan.pages)
 
     def attend(items: Items, block: int) -> Float[Array, "items kv_heads queries mixed"]:
         queries = gather_queries(q, items, block, kv_heads)

@@ -22,6 +22,11 @@ def slab_rows(dtype: Any) -> int:
     return 32 // jnp.dtype(dtype).itemsize
 
 
+def most_slabs(tokens: int, rows: int, size: int) -> int:
+    """Slabs of `size` tokens that a step may touch."""
+    return tokens if tokens <= rows else tokens // size + 2 * rows
+
+
 @dataclass(frozen=True, slots=True)
 class _Slabs:
     """All int32 [slabs]: page, slab within it, rows [low, high) that are new, flat index of the
@@ -84,7 +89,7 @@ def _slabs(rows: RaggedRows, tokens: int, page_size: int, size: int) -> _Slabs:
     ends = jnp.cumsum(pieces)
     live = ends[-1].astype(jnp.int32)
     # Slabs past the last live one name it again, so that nothing else is fetched or written.
-    most = tokens if tokens <= count else tokens // size + 2 * count
+    most = most_slabs(tokens, count, size)
     index = jnp.minimum(jnp.arange(most, dtype=jnp.int32), jnp.maximum(live - 1, 0))
     row = jnp.minimum((index[:, None] >= ends).sum(axis=1), count - 1).astype(jnp.int32)
     number = start[row] // size + index - (ends - pieces)[row]

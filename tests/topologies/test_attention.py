@@ -13,19 +13,20 @@ from pallas_kernels.latent_attention import latent_attention
 from pallas_kernels.latent_pages import abstract_latent_pages
 from pallas_kernels.pages import RaggedRows, abstract_kv_pages
 from pallas_kernels.ragged_attention import ragged_attention
+from pallas_kernels.ragged_attention.tpu_chip import table_too_large
 
 ROWS, BLOCKS, PAGES = 8, 32, 8192
 OPTIONS = {"window": 100, "soft_cap": 30.0}
 
 
-def check_program(topology, step, pages, *arguments):
-    """One device's program of step(pages, *arguments), in place, without a copy of the pages."""
+def check_program(topology, step, pages, *arguments, rows=ROWS, blocks=BLOCKS):
+    """One device's program of step(pages, rows, *arguments) is in place and copies no pages."""
     mesh = Mesh(np.array(parse_topology(topology).devices[:1]), ("x",))
     one = NamedSharding(mesh, PartitionSpec())
-    rows = RaggedRows(*[ints(ROWS)] * 3, ints(ROWS, BLOCKS), ints())
+    ragged = RaggedRows(*[ints(rows)] * 3, ints(rows, blocks), ints())
     placed = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one),
-        (pages, rows, *arguments),
+        (pages, ragged, *arguments),
     )
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         program = jax.jit(step, donate_argnums=0).lower(*placed).compile()
@@ -95,10 +96,34 @@ def test_ragged_attention_compiles_and_updates_pages_in_place(topology, tokens, 
     ],
 )
 def test_latent_attention_compiles_and_updates_pages_in_place(topology, tokens, heads):
+    check_latent(topology, tokens, heads)
+
+
+@pytest.mark.parametrize(
+    ("topology", "tokens", "rows", "blocks"),
+    [
+        ("v5e:2x2", 2048, 2048, 64),  # each row half as wide as scalar memory's
+        pytest.param("v5e:2x2", 2048, 8, 16384, marks=pytest.mark.slow),
+        pytest.param("v6e:2x4", 2048, 2048, 64, marks=pytest.mark.slow),
+        pytest.param("v6e:2x4", 131072, 1024, 128, marks=pytest.mark.slow),
+        pytest.param("v5p:4x4x4", 2, 2, 65536, marks=pytest.mark.slow),
+        pytest.param("v5p:4x4x4", 4096, 2048, 64, marks=pytest.mark.slow),
+        pytest.param("tpu7x:2x2x1", 2048, 2048, 64, marks=pytest.mark.slow),
+    ],
+)
+def test_the_largest_tables_that_are_let_through_compile(topology, tokens, rows, blocks):
+    """Of 512 KiB; the other half of scalar memory is for the work lists."""
+    assert table_too_large(rows, blocks) is None
+    assert table_too_large(rows + 1, blocks) is not None
+    check_latent(topology, tokens, 16, rows=rows, blocks=blocks)
+
+
+def check_latent(topology, tokens, heads, **sizes):
     pages = abstract_latent_pages(PAGES, page_size=64, width=576, dtype="bfloat16", platform="tpu")
 
     def step(pages, rows, q, new):
         options = {"latent": 512, "scale": 0.1, "implementation": "tpu"}
         return latent_attention(q, new, pages, rows, **options)
 
-    check_program(topology, step, pages, halves(tokens, heads, 576), halves(tokens, 576))
+    shapes = halves(tokens, heads, 576), halves(tokens, 576)
+    check_program(topology, step, pages, *shapes, **sizes)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.expert_mlp import ExpertsProblem, tpu
+from pallas_kernels.expert_mlp import ExpertsProblem, expert_mlp, tpu
 from pallas_kernels.expert_mlp.tpu_kernel import TPUPlan
 from pallas_kernels.expert_mlp.tpu_tiles import known, tiles_of_own_tokens, touched_experts
-from tests.kernels.expert_mlp.conformance import NOWHERE, Case, assert_conforms, gate
+from tests.kernels.expert_mlp.conformance import CASES, NOWHERE, Case, assert_conforms, gate
 
 TOGETHER, GATHERED = TPUPlan(24, 32, False, 2), TPUPlan(8, 32, True, 2)
 INTERPRETED = {
@@ -75,6 +75,15 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases(), st.sampled_from([TOGETHER, GATHERED, TPUPlan(16, 64, True, 1)]))
 def test_any_routing(case: Case, plan: TPUPlan) -> None:
     check(case, plan)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("name", CASES)
+def test_on_the_chip_that_is_there(name: str) -> None:
+    if jax.default_backend() != "tpu":
+        pytest.skip("needs a TPU")
+    run = jax.jit(partial(expert_mlp, implementation="tpu"), static_argnames="gate")
+    assert_conforms(run, replace(CASES[name], model=256, ffn=128), jnp.bfloat16, 2e-2)
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 8), (300, 16)])
