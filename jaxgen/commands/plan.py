@@ -11,6 +11,7 @@ from jaxgen.commands.opening import engine_options
 from jaxgen.commands.terminal import note, say, say_json, size, table
 from jaxgen.config import EngineConfig
 from jaxgen.plan import Deployment, parse_topology, plan_deployment
+from jaxgen.plan.topology import host_devices
 
 DONE, REFUSED = 0, 2
 
@@ -56,11 +57,11 @@ def _use_host_devices(names: list[str]) -> None:
         import jax
 
         jax.config.update("jax_platforms", "cpu")
-    counts = [int(name[4:]) for name in names if name.startswith("cpu:") and name[4:].isdigit()]
-    if counts and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    count = max(map(host_devices, names))
+    if count and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         import jax
 
-        jax.config.update("jax_num_cpu_devices", max(counts))
+        jax.config.update("jax_num_cpu_devices", count)
 
 
 def _as_json(plan: Deployment) -> dict[str, Any]:

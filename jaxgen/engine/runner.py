@@ -28,6 +28,7 @@ from jaxgen.sampling import (
     SamplingParams,
     SlotRow,
     TokenLogprobs,
+    compiled_demands,
 )
 from jaxgen_models.cache import LayerPages
 
@@ -110,8 +111,7 @@ class StepRunner:
     @property
     def sampling_kinds(self) -> tuple[Demand, ...]:
         """The kinds of draws that there are on this platform."""
-        on_cpu = self.model.mesh.devices.flat[0].platform == "cpu"
-        return (Demand.ANY,) if on_cpu else COMPILED_APART
+        return compiled_demands(self.model.mesh.devices.flat[0].platform)
 
     def sample(self, bucket: Bucket, packed: np.ndarray, demand: Demand = Demand.ANY) -> Sampled:
         """Dispatches a step that samples; the result is on its way to the host when it returns.

@@ -17,7 +17,9 @@ from jaxgen.engine.build import (
     check_experts,
     config_checkpoint,
     longest_context,
+    smallest_mixed,
 )
+from jaxgen.engine.lowering import kept_logits_bytes
 from jaxgen.engine.memory import (
     blocks_per_sequence,
     check_block_tables,
@@ -26,8 +28,8 @@ from jaxgen.engine.memory import (
 )
 from jaxgen.engine.model import Model, build_model
 from jaxgen.engine.pages import block_bytes
-from jaxgen.plan.estimate import Estimate, estimate
-from jaxgen.plan.program import Program, compile_programs
+from jaxgen.plan.estimate import Estimate, estimates
+from jaxgen.plan.program import SCORED, Program, compile_programs
 from jaxgen.plan.topology import Topology
 from jaxgen.ragged.buckets import Buckets
 from jaxgen.ragged.sequence import CacheGroup
@@ -42,8 +44,9 @@ from pallas_kernels.dispatch import lowering_for
 class Memory:
     """Bytes of one device.
 
-    limit: what it has; None for a CPU. usable: what the configuration lets us fill. temporary: of
-    the step that needs most. kv: of the cache as the engine would allocate it.
+    limit: what it has; None for a CPU. usable: what the configuration lets us fill. temporary: what
+    an engine keeps free for its steps, as much as the one that scores prompts needs. kv: of the
+    cache as the engine would allocate it.
     """
 
     limit: int | None
@@ -78,7 +81,7 @@ class Deployment:
 
     @property
     def fits(self) -> bool:
-        """Whether weights, steps and at least one sequence of KV cache have room."""
+        """Whether weights and steps have room beside a KV cache, if only of one block."""
         return self.shortfall is None
 
 
@@ -98,6 +101,10 @@ def plan_deployment(
     with lowering_for(topology.platform):
         model = _abstract_model(config, topology, engine_config, policy)
         longest = longest_context(model, engine_config)
+        if context is not None and not 1 <= context <= longest:
+            raise RefusedInput(
+                f"context must be a number of tokens up to max_model_len = {longest}, got {context}"
+            )
         plan = _empty(model, topology, longest)
         missing = _weights_missing(plan, engine_config)
         if missing is not None:
@@ -116,8 +123,9 @@ def _abstract_model(
     choice = find_policy(checkpoint.config, checkpoint.source.tensors(), policy)
     tensor, expert = engine_config.tensor_parallel_size, engine_config.expert_parallel_size
     check_experts(choice.policy, expert)
+    _check_replicas(topology, tensor, expert)
     # The compiler wants all devices of the machine: replicas are what the data axis stands for.
-    replicas = max(1, len(topology.devices) // (tensor * expert))
+    replicas = len(topology.devices) // (tensor * expert)
     mesh = make_mesh(tensor=tensor, expert=expert, data=replicas, devices=list(topology.devices))
     layout = MeshLayout(mesh)
     described = choice.policy.build_container_map().describe(
@@ -125,6 +133,18 @@ def _abstract_model(
     )
     name = choice.policy.config.dtype if engine_config.dtype == "auto" else engine_config.dtype
     return build_model(choice.policy, abstract(described, layout, jnp.dtype(name)), mesh)
+
+
+def _check_replicas(topology: Topology, tensor: int, expert: int) -> None:
+    """RefusedInput unless whole replicas fill the machine; of a CPU's devices some may be idle."""
+    count, size = len(topology.devices), tensor * expert
+    if size <= count and (topology.chip is None or count % size == 0):
+        return
+    raise RefusedInput(
+        f"{topology.name} has {count} devices, which replicas of {size} do not fill: choose "
+        f"tensor_parallel_size (now {tensor}) and expert_parallel_size (now {expert}) so that "
+        f"their product divides {count}, or another topology"
+    )
 
 
 def _empty(model: Model, topology: Topology, longest: int) -> Deployment:
@@ -163,8 +183,9 @@ def _advice(
     policy: PolicyName,
 ) -> str:
     """The smallest tensor_parallel_size on this machine whose weights leave room, if any."""
+    expert, count = engine_config.expert_parallel_size, len(topology.devices)
     tensor = engine_config.tensor_parallel_size * 2
-    while tensor * engine_config.expert_parallel_size <= len(topology.devices):
+    while count % (tensor * expert) == 0:
         wider = replace(engine_config, tensor_parallel_size=tensor)
         model = _abstract_model(config, topology, wider, policy)
         if _weights_missing(_empty(model, topology, 1), wider) is None:
@@ -185,20 +206,19 @@ def _with_steps(
         max_tokens=engine_config.max_num_batched_tokens,
         max_rows=engine_config.max_num_seqs,
         max_blocks=-(-plan.max_model_len // block_size),
+        smallest_mixed=smallest_mixed(topology.platform),
     )
     try:
         check_block_tables(buckets)
+        programs = compile_programs(
+            model, buckets, block_size=block_size, num_slots=engine_config.max_num_seqs
+        )
     except RefusedInput as error:
         return replace(plan, shortfall=str(error))
-    programs = compile_programs(
-        model,
-        (("decode", buckets.decode[-1]), ("prefill", buckets.mixed[-1])),
-        block_size=block_size,
-        num_slots=engine_config.max_num_seqs,
-    )
     memory = replace(
         plan.memory,
-        temporary=max(program.temporary_bytes for program in programs),
+        temporary=next(p.temporary_bytes for p in programs if p.name == SCORED)
+        + kept_logits_bytes(model, buckets),
         usable=None
         if plan.memory.limit is None
         else usable_bytes(engine_config.kv_memory, plan.memory.limit),
@@ -209,29 +229,36 @@ def _with_steps(
     except RefusedInput as error:
         return replace(plan, shortfall=str(error))
     sizes = block_bytes(model, block_size)
+    memory = replace(memory, kv=sum(n * s for n, s in zip(blocks, sizes, strict=True)))
+    plan = replace(plan, memory=memory)
+    missing = _cache_missing(memory)
+    if missing is not None:
+        return replace(plan, shortfall=missing)
     whole = [n for n, window in zip(blocks, model.policy.cache_windows, strict=True) if not window]
-    rows = engine_config.max_num_seqs
-    seen = context or max(1, plan.max_model_len // 2)
-    estimates = (
-        ()
-        if topology.chip is None
-        else tuple(
-            estimate(
-                model,
-                program,
-                topology.chip,
-                rows=rows if program.bucket.decode else 1,
-                context=seen if program.bucket.decode else program.bucket.tokens,
-            )
-            for program in programs
-        )
-    )
     return replace(
         plan,
-        memory=replace(memory, kv=sum(n * s for n, s in zip(blocks, sizes, strict=True))),
         kv_blocks=blocks,
         kv_tokens=min(whole or blocks) * block_size,
-        estimates=estimates,
+        estimates=estimates(
+            model,
+            programs,
+            topology.chip,
+            rows=engine_config.max_num_seqs,
+            context=context or max(1, plan.max_model_len // 2),
+        ),
+    )
+
+
+def _cache_missing(memory: Memory) -> str | None:
+    """What is missing where the cache's size was given and not computed."""
+    needed = memory.weights + memory.temporary + memory.kv
+    if memory.limit is None or needed <= memory.limit:
+        return None
+    return (
+        f"weights take {_gib(memory.weights)}, the step {_gib(memory.temporary)} and the KV cache "
+        f"{_gib(memory.kv)} of a device that has {_gib(memory.limit)}: "
+        f"{_gib(needed - memory.limit)} short. Lower kv_cache_memory_bytes or "
+        "num_gpu_blocks_override, or raise tensor_parallel_size"
     )
 
 

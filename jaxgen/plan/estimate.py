@@ -1,11 +1,12 @@
 """What a step takes if its parts run one after another, each as fast as bytes or FLOPs let it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxgen.engine.cost import step_parts
 from jaxgen.engine.model import Model
 from jaxgen.plan.chips import Chip
-from jaxgen.plan.program import Program
+from jaxgen.plan.program import SCORED, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,25 @@ class Estimate:
     step_ms: float
     bound: str
     tokens_per_second: float
+
+
+def estimates(
+    model: Model, programs: Iterable[Program], chip: Chip | None, *, rows: int, context: int
+) -> tuple[Estimate, ...]:
+    """Of a decode step of so many rows at so long a context, and of a prefill of one row. None of
+    the step that scores, and none at all for a CPU, whose speed nobody states.
+    """
+    return tuple(
+        estimate(
+            model,
+            program,
+            chip,
+            rows=rows if program.bucket.decode else 1,
+            context=context if program.bucket.decode else program.bucket.tokens,
+        )
+        for program in programs
+        if chip is not None and program.name != SCORED
+    )
 
 
 def estimate(model: Model, program: Program, chip: Chip, *, rows: int, context: int) -> Estimate:

@@ -3,16 +3,18 @@
 import math
 import re
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
 
 from jaxgen.engine.model import Model
-from jaxgen.engine.programs import Draw, Forward, Programs, Sizes, step_bytes
-from jaxgen.ragged.buckets import Bucket
-from jaxgen.sampling import Demand
+from jaxgen.engine.programs import Draw, Forward, Kind, Programs, Sizes, step_bytes
+from jaxgen.engine.scoring import scoring_buckets
+from jaxgen.ragged.buckets import Bucket, Buckets
+from jaxgen.sampling import compiled_demands
+from jaxgen_checkpoints.errors import RefusedInput
+from pallas_kernels.dispatch import target_platform
 
 _COLLECTIVE = re.compile(
     r"= (?P<shape>.+?) (?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
@@ -23,6 +25,12 @@ _BITS = re.compile(r"\d+")
 _KERNEL = re.compile(
     r" = .+? (fusion|custom-call|dot|convolution|copy|sort|scatter|gather|while|conditional)\("
 )
+
+SCORED = "scored"
+"""The step that needs most, and is so rare that its time is of no interest."""
+
+_NOTHING_LAUNCHED = 'custom_call_target="AllocateBuffer"'
+"""Room for a kernel's results, an operation of its own in HLO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +62,32 @@ class Program:
 
 
 def compile_programs(
-    model: Model, buckets: Iterable[tuple[str, Bucket]], *, block_size: int, num_slots: int
+    model: Model, buckets: Buckets, *, block_size: int, num_slots: int
 ) -> tuple[Program, ...]:
-    """Compiles the forward and the draw of each bucket, in parallel, on the model's own mesh.
+    """Compiles the largest steps and their draws, in parallel, on the model's own mesh: `decode`,
+    `prefill`, and `scored`, which says of a prompt's tokens how likely they were. An engine leaves
+    room for that one.
 
-    Call it under `lowering_for(platform)`. The cache is given one page a group: what a step needs
+    RefusedInput where the compiler finds no room for one, naming what to lower. Call it under
+    `lowering_for(platform)`. The cache is given one page a group: what a step needs
     beside its arguments does not depend on how many there are.
     """
     sizes = Sizes((1,) * len(model.policy.cache_windows), block_size, num_slots)
     programs = Programs(model, sizes)
+    demand = compiled_demands(target_platform())[-1]
+    steps = {
+        "decode": Forward(buckets.decode[-1]),
+        "prefill": Forward(buckets.mixed[-1]),
+        SCORED: Forward(scoring_buckets(buckets)[-1], Kind.SCORED),
+    }
     lowered = [
         (
             name,
-            bucket,
-            programs.lower(Forward(bucket)),
-            programs.lower(Draw(bucket.rows, Demand.REPORTED)),
+            step.bucket,
+            programs.lower(step),
+            programs.lower(Draw(step.bucket.rows, demand)),
         )
-        for name, bucket in buckets
+        for name, step in steps.items()
     ]
     # XLA may leave a sum over a group of one in the program; it moves nothing.
     alone = model.tensor_shards * model.mesh.shape["expert"] == 1
@@ -87,8 +104,17 @@ def _compile(
     alone: bool,
 ) -> Program:
     start = time.perf_counter()
-    compiled = forward.compile()
-    drawn = draw.compile().memory_analysis()
+    try:
+        compiled = forward.compile()
+        drawn = draw.compile().memory_analysis()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        said = str(error).partition("\n")[0].removeprefix("RESOURCE_EXHAUSTED: ").rstrip(". ")
+        raise RefusedInput(
+            f"the {name} step of {bucket.tokens} tokens in {bucket.rows} rows does not compile: "
+            f"{said}. Lower max_num_batched_tokens or max_num_seqs, or raise tensor_parallel_size"
+        ) from error
     seconds = time.perf_counter() - start
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
     if memory is None or drawn is None or hlo is None:
@@ -119,7 +145,8 @@ def read_collectives(hlo: str) -> tuple[Collectives, ...]:
 def count_kernels(hlo: str) -> int:
     """Operations of an HLO module's entry that are kernels of their own."""
     entry = hlo[hlo.find("ENTRY ") :]
-    return len(_KERNEL.findall(entry[: entry.find("\n}")]))
+    lines = entry[: entry.find("\n}")].splitlines()
+    return sum(1 for line in lines if _KERNEL.search(line) and _NOTHING_LAUNCHED not in line)
 
 
 def _bytes(array: re.Match[str]) -> int:

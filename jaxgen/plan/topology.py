@@ -17,7 +17,10 @@ from jaxgen.plan.chips import CHIPS, Chip
 from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.mesh_layout import Device
 
-_NAME = re.compile(r"(?P<kind>[a-z0-9]+):(?P<shape>\d+(x\d+)*)")
+# A size of zero would end the process inside libtpu; nobody has five digits of chips in a row.
+_NAME = re.compile(r"(?P<kind>[a-z0-9]+):(?P<shape>[1-9]\d{0,3}(x[1-9]\d{0,3})*)")
+
+_CARDS_OF_A_HOST = 8
 
 # What XLA's GPU compiler wants to know of a card that is not there.
 _H200 = """
@@ -70,11 +73,23 @@ def parse_topology(name: str) -> Topology:
             f"topology {name!r}: expected {', '.join([*CHIPS, 'cpu'])}, a colon and a shape, "
             "such as v5e:2x2, v5p:4x4x4, h200:8 or cpu:4"
         )
-    if kind == "cpu":
+    chip = CHIPS.get(kind)
+    counted = chip is None or chip.platform == "cuda"
+    if counted and ("x" in found["shape"] or (chip and int(found["shape"]) > _CARDS_OF_A_HOST)):
+        raise RefusedInput(
+            f"topology {name!r}: devices of one host are counted, as in h200:8 or cpu:4; a host "
+            f"has at most {_CARDS_OF_A_HOST} cards"
+        )
+    if chip is None:
         return Topology(name, _host_devices(name, int(found["shape"])), None)
-    chip = CHIPS[kind]
     _need_compiler(name, chip.platform)
     return Topology(name, _described(name, found["shape"], chip), chip)
+
+
+def host_devices(name: str) -> int:
+    """CPU devices that a name asks for; 0 where it is another machine's name, or nobody's."""
+    found = _NAME.fullmatch(name)
+    return int(found["shape"]) if found and found["kind"] == "cpu" and not found[3] else 0
 
 
 def _host_devices(name: str, count: int) -> list[Device]:
@@ -112,8 +127,6 @@ def _importable(module: str) -> bool:
 
 def _described(name: str, shape: str, chip: Chip) -> Sequence[Device]:
     if chip.platform == "cuda":
-        if "x" in shape:
-            raise RefusedInput(f"topology {name!r}: GPUs of one host are counted, as in h200:8")
         described = topologies.get_topology_desc(
             "h200", platform="cuda", target_config=_H200, topology=f"1x1x{shape}"
         )

@@ -1,6 +1,6 @@
 """Sampling: what a request may ask for, what the device remembers of it, how a token is drawn."""
 
-from jaxgen.sampling.demand import COMPILED_APART, Demand, demand_of, largest
+from jaxgen.sampling.demand import COMPILED_APART, Demand, compiled_demands, demand_of, largest
 from jaxgen.sampling.invalid import InvalidParameter
 from jaxgen.sampling.logprobs import TokenLogprobs, token_logprobs
 from jaxgen.sampling.masks import compile_mask_sizes, write_masks
@@ -22,6 +22,7 @@ __all__ = [
     "abstract_state",
     "admit",
     "compile_mask_sizes",
+    "compiled_demands",
     "demand_of",
     "init",
     "largest",

@@ -27,6 +27,11 @@ class Demand(StrEnum):
 COMPILED_APART = (Demand.PLAIN, Demand.DRAWN, Demand.REPORTED)
 
 
+def compiled_demands(platform: str) -> tuple[Demand, ...]:
+    """The kinds of draws that there are programs for, the one that serves all of them last."""
+    return (Demand.ANY,) if platform == "cpu" else COMPILED_APART
+
+
 def demand_of(params: SamplingParams) -> Demand:
     """What one request asks for, as long as it runs."""
     if params.logprobs is not None:

@@ -5,20 +5,26 @@ import pytest
 
 from jaxgen.config import EngineConfig
 from jaxgen.engine.build import build_hf_engine
+from jaxgen.engine.lowering import kept_logits_bytes
+from jaxgen.engine.runner import StepRunner
+from jaxgen.engine.scoring import scoring_buckets
 from jaxgen.plan import parse_topology, plan_deployment
 from jaxgen.plan.program import count_kernels, read_collectives
 from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.json_file import read_json_object
 
 LIMITS = {"dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 8}
+SIZES = {"block_size": LIMITS["block_size"], "num_slots": LIMITS["max_num_seqs"]}
+FAST = [("qwen2_tied_swa", 2, 1)]
 
 
 @pytest.mark.parametrize(
     ("name", "shards", "groups"),
     [
-        ("qwen2_tied_swa", 2, 1),
-        pytest.param("deepseek_v3", 1, 1, marks=pytest.mark.slow),
-        pytest.param("deepseek_v3", 2, 2, marks=pytest.mark.slow),
+        pytest.param(name, *mesh, marks=() if (name, *mesh) in FAST else pytest.mark.slow)
+        for name in ("qwen2_tied_swa", "mixtral", "deepseek_v3")
+        for mesh in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))
+        if name != "qwen2_tied_swa" or mesh[1] == 1
     ],
 )
 def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups):
@@ -41,6 +47,10 @@ def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups):
     assert plan.memory.weights == bytes_on_first(engine.model.leaves)
     assert plan.memory.kv == bytes_on_first(engine.runner.pages)
     assert list(plan.kv_blocks) == list(engine.free_blocks)
+    sized_by = StepRunner(engine.model, num_blocks=(1,) * len(plan.kv_blocks), **SIZES)
+    step = sized_by.temporary_bytes(scoring_buckets(engine.buckets)[-1])
+    kept = kept_logits_bytes(engine.model, engine.buckets)
+    assert plan.memory.temporary == step + kept
     assert all(program.aliased for program in plan.programs)
     reduced = {c.kind for c in plan.programs[0].collectives}
     assert reduced == ({"all-reduce", "all-gather"} if shards > 1 else set())
@@ -57,7 +67,10 @@ def test_collectives_are_read_from_hlo():
     assert found == {"all-reduce": (1, 128), "all-gather": (1, 32), "collective-permute": (1, 32)}
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "h200", "v5e:two", "cpu:900"])
+@pytest.mark.parametrize(
+    "name",
+    ["v9:2x2", "h200", "v5e:two", "cpu:900", "cpu:2x2", "cpu:0", "cpu:12345", "v5e:0x2", "h200:16"],
+)
 def test_unknown_topologies_are_refused(name):
     with pytest.raises(RefusedInput, match=name):
         parse_topology(name)
@@ -80,6 +93,7 @@ def test_kernels_are_those_of_the_entry():
       %a = f32[2]{0} parameter(0)
       %b = f32[2]{0} fusion(%a), kind=kLoop, calls=%inner
       %c = (f32[2]{0}, s8[8]{0}) custom-call(%b), custom_call_target="gemm"
+      %r = f32[2]{0} custom-call(), custom_call_target="AllocateBuffer"
       %d = f32[2]{0} get-tuple-element(%c), index=0
       ROOT %e = f32[2]{0} copy(%d)
     }
