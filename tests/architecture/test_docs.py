@@ -67,8 +67,9 @@ def check_pip(words: list[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = extras["optional-dependencies"]
     for word in words:
-        for extra in re.findall(r"^(?:jaxgen|\.)\[(.*)\]$", word):
-            assert extra in extras, f"pyproject.toml has no extra {extra}"
+        for named in re.findall(r"^(?:jaxgen|\.)\[(.*)\]$", word):
+            for extra in named.split(","):
+                assert extra in extras, f"pyproject.toml has no extra {extra}"
 
 
 def check_paths(words: list[str]) -> None:
