@@ -15,6 +15,7 @@ from jaxgen.compile_cache import use_compile_cache
 from jaxgen.config import EngineConfig
 from jaxgen.engine.build import build_engine, config_checkpoint, describe, load_model
 from jaxgen.engine.engine import InferenceEngine
+from jaxgen.engine.lowering_pool import start_early
 from jaxgen.hub import local_model
 from jaxgen.text.checkpoint_tokenizer import checkpoint_tokenizer
 from jaxgen_checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -50,6 +51,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     encode = None if tokenizer is None else tokenizer.encode
     requests = read_dataset(args, lambda: vocab, encode)
     longest = max(len(request.prompt_ids) + request.output_len for request in requests)
+    start_early()
     engine = _engine(args, sequences=256, longest=longest)
     engine.warm_up()
     progress: list[Progress] = []
@@ -63,6 +65,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
 
 def startup(args: argparse.Namespace) -> dict[str, Any]:
     """From a checkpoint to the first token."""
+    start_early()
     return run_startup(lambda: _engine(args, sequences=1, longest=None))
 
 

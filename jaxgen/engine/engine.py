@@ -124,7 +124,8 @@ class InferenceEngine:
         return logits[given, : self.model.config.vocab_size]
 
     def warm_up(self, *, logits: bool = False) -> None:
-        """Compiles every step that generation can need; with logits also those of `put`.
+        """Compiles every step that generation can need, and runs it; with logits also compiles
+        those of `put`.
 
         From now on a compile is counted in `runner.late_compiles` and logged as a fault.
         RuntimeError while sequences are tracked: warm up before the first request.
@@ -141,6 +142,20 @@ class InferenceEngine:
         rows = {bucket.rows for bucket in self.buckets}
         keys += [Draw(count, kind) for count in rows for kind in self.runner.sampling_kinds]
         self.runner.warm_up(keys)
+        if not self.config.enforce_eager:
+            self._run_everything()
+
+    def _run_everything(self) -> None:
+        """Steps without a row: when it first runs, a program is loaded onto the device and its
+        command buffers are recorded, for which nobody should have to wait.
+        """
+        runner = self.runner
+        for bucket in self.buckets:
+            for kind in runner.sampling_kinds:
+                runner.read(runner.sample(bucket, pack(bucket, [], self.state), kind))
+        for bucket in scoring_buckets(self.buckets):
+            targets = np.zeros(bucket.tokens, np.int32)
+            runner.read(runner.score(bucket, pack(bucket, [], self.state), targets))
 
     def query(self, uid: int, max_request_tokens: int, max_request_blocks: int) -> tuple[int, int]:
         """(tokens, blocks): how many of the wanted tokens fit, and the new blocks that costs."""

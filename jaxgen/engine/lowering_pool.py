@@ -4,6 +4,7 @@ They are started by name, not forked, which a process with a GPU's context must 
 `multiprocessing`, which runs the user's script anew. What they cannot do, the caller does itself.
 """
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+
+import jax
 
 from jaxgen.engine.lowering_order import Answer, Order, Request
 from jaxgen.engine.model import Model
@@ -28,17 +31,40 @@ class LoweringFailed(RuntimeError):
     """A process that should have lowered a program ended, or would not start."""
 
 
+_early: list[subprocess.Popen[bytes]] = []
+"""Processes that were started before there was a pool to own them."""
+
+
 def useful_processes(model: Model, programs: int) -> int:
     """How many processes to lower so many forwards in; 0 where this one does as well.
 
     On GPUs it is the kernels that take so long. A policy that is not ours may not be there for
     another process to import, and chosen implementations are only known to this one.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     on_gpu = model.mesh.devices.flat[0].platform == "gpu"
     if not on_gpu or chosen() or not ProgramStore.serves(model) or programs < _FEWEST:
         return 0
-    return min(programs, cores - 1, _MOST)
+    return min(programs, _cores() - 1, _MOST)
+
+
+def start_early() -> None:
+    """Starts processes for a pool to come: they import JAX while weights are loaded.
+
+    For who will compile every step of one engine. `end_early` ends those that no pool took.
+    """
+    if jax.default_backend() == "gpu" and not _early:
+        _early.extend(start_process() for _ in range(min(_cores() - 1, _MOST)))
+        atexit.register(end_early)
+
+
+def end_early() -> None:
+    """Ends the processes of `start_early` that nobody needed."""
+    while _early:
+        _end(_early.pop())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 class LoweringPool:
@@ -66,11 +92,7 @@ class LoweringPool:
                 process.kill()
         self._threads.shutdown(cancel_futures=True)
         for process in self.processes:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with contextlib.suppress(BrokenPipeError):  # what it was never asked
-                    pipe.close()
+            _end(process)
 
     def submit(self, request: Request) -> Future[Answer]:
         """The answer to be; LoweringFailed where there is none."""
@@ -95,11 +117,20 @@ class LoweringPool:
             with self._lock:
                 if self._closed:
                     raise OSError("no longer wanted")
-                process = self._own.process = start_process()
+                process = self._own.process = _early.pop() if _early else start_process()
                 self.processes.append(process)
             assert process.stdin is not None
             process.stdin.write(self._order)
         return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):  # what it was never asked
+            pipe.close()
 
 
 def start_process() -> subprocess.Popen[bytes]:

@@ -19,7 +19,7 @@ from jax.stages import Compiled, Lowered, Wrapped
 from jaxgen.engine.exchange import pack, unpack
 from jaxgen.engine.lowering import draw_arguments, forward_arguments
 from jaxgen.engine.lowering_order import Request
-from jaxgen.engine.lowering_pool import LoweringFailed, LoweringPool, useful_processes
+from jaxgen.engine.lowering_pool import LoweringFailed, LoweringPool, end_early, useful_processes
 from jaxgen.engine.model import Model
 from jaxgen.engine.program_keys import Draw, Forward, Kind, ProgramKey, Sizes
 from jaxgen.engine.program_store import ProgramStore
@@ -112,6 +112,7 @@ class Programs:
                     made[key] = pool.submit(self._compile, store, key, program)
         for key, program in kept.items():
             self._programs[key] = made[key].result() if program is None else program
+        end_early()
         self._complete = True
         self.seconds += time.monotonic() - began
         logger.info(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 SMALLEST_MIXED = 16
 FEW_ROWS = 8
 
-MANY_TOKENS = 512
+MANY_TOKENS = 256
 """Mixed steps of more tokens take so long that it does not matter for how many rows they compute
 logits.
 """
@@ -77,7 +77,7 @@ class Buckets:
         Tokens of mixed buckets are powers of two from smallest_mixed, from 256 on also halfway
         between them and from 512 on at the first quarter, then the most that alignment can make of
         max_tokens: fewer than twice the tokens needed (spans aligned), or the smallest. Their rows
-        are max_rows, and of powers of two up to 512 also 8.
+        are max_rows, and of powers of two up to 256 also 8.
 
         ValueError unless 1 <= max_rows <= max_tokens and the others are at least 1.
         """

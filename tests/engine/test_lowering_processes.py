@@ -147,3 +147,18 @@ def test_where_they_are_of_use(model):
     assert useful_processes(replace(on("gpu"), policy=Stranger(model.config)), 24) == 0
     with using(ragged_attention="reference"):
         assert useful_processes(on("gpu"), 24) == 0
+
+
+def test_processes_started_early_are_the_pools_or_nobodys(model, monkeypatch):
+    monkeypatch.setattr(lowering_pool.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(lowering_pool, "_cores", lambda: 3)
+    lowering_pool.start_early()
+    early = list(lowering_pool._early)
+    assert len(early) == 2
+    lowering_pool.start_early()
+    assert lowering_pool._early == early  # once
+    with LoweringPool(model, 1) as pool:
+        assert pool.submit(request(1)).result().data
+        assert pool.processes[0] in early
+    lowering_pool.end_early()
+    assert all(process.poll() is not None for process in early)
