@@ -17,14 +17,16 @@ class Demand(StrEnum):
     PLAIN = "sample_plain"
     """The likeliest token, as the model gives it."""
     DRAWN = "sample_drawn"
-    """Biases, penalties, masks, temperature, min-p, top-k, top-p."""
+    """Temperature and min-p: what most clients leave a request with."""
+    ADJUSTED = "sample_adjusted"
+    """Biases, penalties, masks, top-k and top-p as well: several passes over the logits."""
     REPORTED = "sample_reported"
     """Log-probabilities as well."""
     ANY = "sample"
     """Not known on the host: the step looks at the rows itself, by branches."""
 
 
-COMPILED_APART = (Demand.PLAIN, Demand.DRAWN, Demand.REPORTED)
+COMPILED_APART = (Demand.PLAIN, Demand.DRAWN, Demand.ADJUSTED, Demand.REPORTED)
 
 
 def compiled_demands(platform: str) -> tuple[Demand, ...]:
@@ -42,8 +44,11 @@ def demand_of(params: SamplingParams) -> Demand:
         or params.min_tokens
         or params.masked
         or params.allowed_token_ids is not None
+        or (not params.greedy and (params.top_k > 0 or params.top_p < 1.0))
     )
-    return Demand.DRAWN if adjusted or not params.greedy else Demand.PLAIN
+    if adjusted:
+        return Demand.ADJUSTED
+    return Demand.PLAIN if params.greedy else Demand.DRAWN
 
 
 def largest(demands: Iterable[Demand]) -> Demand:

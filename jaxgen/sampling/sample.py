@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxgen.sampling.branch import when
-from jaxgen.sampling.demand import Demand
+from jaxgen.sampling.demand import COMPILED_APART, Demand
 from jaxgen.sampling.logprobs import wanted_logprobs
 from jaxgen.sampling.masks import keep_allowed
 from jaxgen.sampling.state import MOST_COUNTED, SamplerState, SlotSettings, TokenBias
@@ -35,6 +35,22 @@ class Sampled:
     bad: Bool[Array, " rows"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Which parts of sampling some row needs; None: to be seen on the device."""
+
+    draw: bool | None = None
+    adjust: bool | None = None
+    report: bool | None = None
+
+    @classmethod
+    def of(cls, demand: Demand) -> "_Needs":
+        if demand is Demand.ANY:
+            return cls()
+        includes = COMPILED_APART[: COMPILED_APART.index(demand) + 1]
+        return cls(*(each in includes for each in COMPILED_APART[1:]))
+
+
 def sample(
     logits: Float[Array, "rows padded_vocab"],
     state: SamplerState,
@@ -55,13 +71,13 @@ def sample(
     asked = jax.tree.map(lambda leaf: leaf[places], state.settings)
     generated = state.generated[places]
 
-    draws = None if demand is Demand.ANY else demand is not Demand.PLAIN
-    reports = None if demand is Demand.ANY else demand is Demand.REPORTED
-    adjusted = _biased(raw, asked.bias, generated, emit, draws)
-    adjusted = _penalised(adjusted, state, asked, places, emit, draws)
-    adjusted = keep_allowed(adjusted, state.masks[places], emit & (asked.masked == 1), draws)
-    tokens = _drawn(adjusted, asked, generated, emit, draws)
-    reported = wanted_logprobs(raw, tokens, emit & (asked.num_logprobs >= 0), reports)
+    needs = _Needs.of(demand)
+    adjusted = _biased(raw, asked.bias, generated, emit, needs.adjust)
+    adjusted = _penalised(adjusted, state, asked, places, emit, needs.adjust)
+    masked = emit & (asked.masked == 1)
+    adjusted = keep_allowed(adjusted, state.masks[places], masked, needs.adjust)
+    tokens = _drawn(adjusted, asked, generated, emit, needs)
+    reported = wanted_logprobs(raw, tokens, emit & (asked.num_logprobs >= 0), needs.report)
 
     finite = jnp.isfinite(jnp.max(adjusted, axis=-1)) & ~jnp.any(jnp.isnan(raw), axis=-1)
     target = jnp.where(emit, slots, num_slots)
@@ -128,7 +144,7 @@ def _drawn(
     asked: SlotSettings,
     generated: Int[Array, " rows"],
     emit: Bool[Array, " rows"],
-    known: bool | None,
+    needs: _Needs,
 ) -> Int[Array, " rows"]:
     """The largest logit in greedy rows (the lowest id of equal ones), a random draw elsewhere."""
     best = _largest(logits)
@@ -138,13 +154,13 @@ def _drawn(
         tempered = logits / jnp.where(random, asked.temperature, 1.0)[:, None]
         likely = keep_min_p(tempered, asked.min_p)
         k = jnp.where(random, asked.top_k, 0)
-        first = when(known, jnp.any(k > 0), lambda: keep_top_k(likely, k), lambda: likely)
+        first = when(needs.adjust, jnp.any(k > 0), lambda: keep_top_k(likely, k), lambda: likely)
         p = jnp.where(random, asked.top_p, 1.0)
-        kept = when(known, jnp.any(p < 1.0), lambda: keep_top_p(first, p), lambda: first)
+        kept = when(needs.adjust, jnp.any(p < 1.0), lambda: keep_top_p(first, p), lambda: first)
         noise = _gumbel(asked.seed, generated, logits.shape[-1])
         return jnp.where(random, _largest(kept + noise), best)
 
-    return when(known, jnp.any(random), draw, lambda: best)
+    return when(needs.draw, jnp.any(random), draw, lambda: best)
 
 
 def _largest(values: Float[Array, "rows vocab"]) -> Int[Array, " rows"]:

@@ -21,7 +21,7 @@ VOCAB = 24
 step = jax.jit(sample, static_argnums=4)
 
 
-@pytest.mark.parametrize("demand", [Demand.ANY, Demand.DRAWN])
+@pytest.mark.parametrize("demand", [Demand.ANY, Demand.ADJUSTED])
 def test_masks_say_what_may_come(demand):
     """Bit i of a slot's mask is token i; only slots that asked for a mask look at theirs."""
     masked = SamplingParams(bad_words=["x"], logit_bias={3: 5.0}, temperature=0)

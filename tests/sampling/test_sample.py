@@ -265,12 +265,14 @@ def test_the_state_is_updated_in_place():
     assert memory.alias_size_in_bytes >= held
 
 
-@pytest.mark.parametrize("demand", [Demand.PLAIN, Demand.DRAWN, Demand.REPORTED])
+@pytest.mark.parametrize("demand", [Demand.PLAIN, Demand.DRAWN, Demand.ADJUSTED, Demand.REPORTED])
 def test_a_demand_known_beforehand_gives_the_same_tokens(demand: Demand):
     """What a GPU compiles without branches draws what the branches draw."""
     rows, vocab = 3, 50
     params = [SamplingParams(temperature=0.0) for _ in range(rows)]
-    if demand is not Demand.PLAIN:
+    if demand is Demand.DRAWN:
+        params[1] = SamplingParams(temperature=0.9, min_p=0.05)
+    elif demand is not Demand.PLAIN:
         params[1] = SamplingParams(temperature=0.9, top_k=5, top_p=0.8, presence_penalty=1.0)
         params[2] = SamplingParams(temperature=0.0, logit_bias={7: 100.0})
     if demand is Demand.REPORTED:
