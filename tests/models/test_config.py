@@ -7,6 +7,7 @@ import pytest
 
 from jaxgen_checkpoints.checkpoint import open_checkpoint
 from jaxgen_checkpoints.errors import ConfigError
+from jaxgen_checkpoints.readers.shape_source import ShapeSource
 from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.registry import find_policy, supported_architectures
 
@@ -49,6 +50,17 @@ def test_old_and_new_key_styles_agree():
     assert old == new
     assert old.rope.factor == 4.0
     assert old.dtype == "float16"
+
+
+def test_a_stranger_takes_no_window_that_is_switched_off():
+    shapes = find_policy(LLAMA, {}).policy.build_container_map().expected_tensors()
+    config = {**LLAMA, "architectures": ["StrangerForCausalLM"], "sliding_window": 8}
+    tensors = ShapeSource(shapes).tensors()
+    assert find_policy(config, tensors, "auto").policy.config.windows == (8,) * 3
+    off = {**config, "use_sliding_window": False, "max_window_layers": 2}
+    assert find_policy(off, tensors, "auto").policy.config.windows == (None,) * 3
+    with pytest.raises(ConfigError, match="use_sliding_window"):
+        find_policy({**off, "use_sliding_window": True}, tensors, "auto")
 
 
 @pytest.mark.parametrize(

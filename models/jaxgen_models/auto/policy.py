@@ -81,5 +81,9 @@ class AutoPolicy(InferencePolicy):
 
 def _explicit_windows(hf: HFConfig, num_layers: int) -> tuple[int | None, ...]:
     window = hf.optional_size("sliding_window")
+    # Where such a switch is on, nothing here says which layers it means: the key stays unread.
+    if hf.raw.get("use_sliding_window") is False:
+        hf.ignore("max_window_layers")
+        window = None
     width = None if window is None else int(window)
     return layer_type_windows(hf, num_layers, width) or (width,) * int(num_layers)
