@@ -42,6 +42,7 @@ class TransformersReference:
             do_sample=False,
             return_dict_in_generate=True,
             output_logits=True,
+            use_cache=not _outgrows_its_keys(self._model.config.get_text_config()),
         )
 
     def record(self, prompts: Sequence[np.ndarray], *, narrow: bool) -> Recording:
@@ -77,8 +78,8 @@ class TransformersReference:
         return np.stack([state[0].numpy() for state in (*states[:-1], output)])
 
     def _blocks(self) -> Any:  # noqa: ANN401 (a torch ModuleList)
-        layers = self._model.config.num_hidden_layers
-        for module in self._model.modules():
+        layers = self._model.config.get_text_config().num_hidden_layers
+        for module in self._model.get_decoder().modules():
             if isinstance(module, self._torch.nn.ModuleList) and len(module) == layers:
                 return module
         raise RefusedInput(f"{self._path}: transformers' model has no list of {layers} layers")
@@ -89,7 +90,7 @@ class TransformersReference:
         known = {"local_files_only": True, **gguf}
         try:
             config = self._transformers.AutoConfig.from_pretrained(folder, **known)
-            model = self._transformers.AutoModelForCausalLM.from_pretrained(
+            model = self._class(config).from_pretrained(
                 folder, dtype=dtype, attn_implementation=_attention(config), **known
             )
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
@@ -98,6 +99,11 @@ class TransformersReference:
         if hasattr(model, "set_experts_implementation"):
             model.set_experts_implementation("eager")
         return model.eval()
+
+    def _class(self, config: Any) -> Any:  # noqa: ANN401 (transformers' config and model class)
+        """That of the checkpoint itself: not all that have text among the rest are among Auto's."""
+        auto = self._transformers.AutoModelForCausalLM
+        return getattr(self._transformers, (config.architectures or [""])[0], auto)
 
     def _batch(self, ids: np.ndarray) -> Any:  # noqa: ANN401 (a torch tensor)
         return self._torch.from_numpy(ids.astype(np.int64))[None]
@@ -144,6 +150,14 @@ def _attention(config: Any) -> str:  # noqa: ANN401 (a transformers config)
     """Eager, but where that counts ALiBi twice (4.57, 5.24) the one that counts it once."""
     twice = config.model_type == "falcon" and config.alibi
     return "sdpa" if twice else "eager"
+
+
+def _outgrows_its_keys(config: Any) -> bool:  # noqa: ANN401 (a transformers config)
+    """Whether keys written early would rotate otherwise later: longrope's, which only some of
+    transformers' models write anew.
+    """
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return "longrope" in (rope.get("rope_type"), rope.get("type"))
 
 
 def _import(name: str) -> Any:  # noqa: ANN401 (a module that need not be installed)

@@ -64,7 +64,7 @@ def test_layers_are_compared_where_it_diverges(golden_dir, monkeypatch, capsys):
     assert asked == [[*prompt.ids.tolist(), *greedy[:3].tolist()]]
 
 
-@pytest.mark.parametrize("name", ["llama_plain", "qwen3"])
+@pytest.mark.parametrize("name", ["llama_plain", "qwen3", "falcon_alibi", "exaone4_5_text"])
 def test_right_models_are_verified(golden_dir, name, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
