@@ -104,6 +104,7 @@ def _print(model: str, plans: list[Deployment]) -> None:
             in_place = "in place" if program.aliased else "COPIED"
             say(
                 f"{plan.topology} {program.name}: {moved or 'no collectives'}; cache {in_place}; "
+                f"program of {size(program.code_bytes)}, "
                 f"compiled in {program.compile_seconds:.0f} s"
             )
 

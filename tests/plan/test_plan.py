@@ -56,6 +56,23 @@ def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups):
     assert reduced == ({"all-reduce", "all-gather"} if shards > 1 else set())
 
 
+class NoRoom:
+    """What is lowered and cannot be compiled."""
+
+    def compile(self):
+        said = "Ran out of memory in memory space hbm. Used 20G of 15G hbm."
+        raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {said}\n\nLargest allocations: ...")
+
+
+def test_a_step_that_the_compiler_has_no_room_for_does_not_fit(golden_dir, monkeypatch):
+    monkeypatch.setattr("jaxgen.plan.program.Programs.lower", lambda *_: NoRoom())
+    content = read_json_object(golden_dir("qwen2_tied_swa") / "config.json")
+    plan = plan_deployment(content, parse_topology("cpu:1"), EngineConfig.from_any(LIMITS))
+    assert not plan.fits
+    assert "step of 2 tokens in 2 rows does not compile" in plan.shortfall
+    assert "Used 20G of 15G hbm. Lower max_num_batched_tokens or max_num_seqs" in plan.shortfall
+
+
 def test_collectives_are_read_from_hlo():
     hlo = """
       %a = f32[4,8]{1,0:T(8,128)} all-reduce(%x), to_apply=%add

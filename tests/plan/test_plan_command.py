@@ -32,7 +32,7 @@ PROGRAM = Program(
     "decode",
     Bucket(64, 64, 128, decode=True),
     temporary_bytes=GIB,
-    code_bytes=0,
+    code_bytes=159_000_000,
     aliased=True,
     collectives=(Collectives("all-reduce", 64, 33_500_000),),
     kernels=300,
@@ -82,6 +82,7 @@ def test_one_table_over_several_machines(capsys):
     assert "12.5 GB, 15.25 ms" in out
     assert "1.25 TFLOP, 6.35 ms" in out
     assert "64 all-reduce of 33.5 MB" in out
+    assert "program of 159.0 MB, compiled in 12 s" in out
     assert "15,059" in out  # tokens/s of four replicas
 
 
