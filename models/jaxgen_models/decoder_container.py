@@ -87,11 +87,12 @@ def llama_like_map(
     unmapped: list[str],
 ) -> ContainerMap:
     """model.layers.N in one container each, everything else in `ends`; a tied head may be stored
-    twice.
+    twice, and all names may lack `model.`.
 
     layer: the kind of all layers, or of each.
     """
-    return decoder_map(config, "model.layers", layer, ends, unmapped, "model.embed_tokens.weight")
+    embedding = "model.embed_tokens.weight"
+    return decoder_map(config, "model.layers", layer, ends, unmapped, embedding, prefix="model.")
 
 
 def decoder_map(

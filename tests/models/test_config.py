@@ -7,6 +7,7 @@ import pytest
 
 from jaxgen_checkpoints.checkpoint import open_checkpoint
 from jaxgen_checkpoints.errors import ConfigError
+from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
 from jaxgen_checkpoints.readers.shape_source import ShapeSource
 from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.registry import find_policy, supported_architectures
@@ -50,6 +51,19 @@ def test_old_and_new_key_styles_agree():
     assert old == new
     assert old.rope.factor == 4.0
     assert old.dtype == "float16"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_names_of_a_model_without_its_head_are_those_of_the_whole(tied):
+    containers = find_policy(
+        {**LLAMA, "tie_word_embeddings": tied}, {}
+    ).policy.build_container_map()
+    shapes = containers.expected_tensors()
+    bare = {name.removeprefix("model."): shape for name, shape in shapes.items()}
+    layout = MeshLayout(make_mesh())
+    described = containers.describe(ShapeSource(bare), layout, strict=True)
+    assert described.keys() == containers.describe(ShapeSource(shapes), layout).keys()
+    assert described["embed"].tensor.sources == {"embed_tokens.weight"}
 
 
 def test_a_stranger_takes_no_window_that_is_switched_off():
