@@ -48,6 +48,11 @@ def run(args: argparse.Namespace) -> int:
     for plan in plans:
         if plan.shortfall:
             note(f"{plan.topology}: {plan.shortfall}")
+        elif plan.kv_tokens < plan.max_model_len:
+            note(
+                f"{plan.topology}: the KV cache holds {plan.kv_tokens} tokens, fewer than one "
+                f"sequence of max_model_len = {plan.max_model_len}"
+            )
     return DONE if any(plan.fits for plan in plans) else REFUSED
 
 

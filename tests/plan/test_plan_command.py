@@ -1,6 +1,7 @@
 """What `jaxgen plan` prints and draws of machines; the plans themselves are made up here."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -84,6 +85,15 @@ def test_one_table_over_several_machines(capsys):
     assert "64 all-reduce of 33.5 MB" in out
     assert "program of 159.0 MB, compiled in 12 s" in out
     assert "15,059" in out  # tokens/s of four replicas
+
+
+def test_a_cache_that_is_shorter_than_a_sequence_is_told(capsys, monkeypatch):
+    short = lambda *given: replace(made_up(*given), kv_tokens=4096)
+    monkeypatch.setattr("jaxgen.commands.plan.plan_deployment", lambda *given, **_: short(*given))
+    assert main([*PLAN, "--topology", "v6e:2x4"]) == 0
+    assert "holds 4096 tokens, fewer than one sequence of max_model_len = 8192" in (
+        capsys.readouterr().err
+    )
 
 
 def test_where_nothing_fits_is_a_refusal():
