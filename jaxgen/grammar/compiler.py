@@ -142,6 +142,8 @@ def _tags(tag: Any, tokenizer: Tokenizer | None) -> str:  # noqa: ANN401
     triggers = [str(trigger) for trigger in tag["triggers"]]
     structures = []
     for entry in tag["structures"]:
+        if not (isinstance(entry["begin"], str) and isinstance(entry["end"], str)):
+            raise ValueError("begin and end of a structure must be text")
         fitting = [trigger for trigger in triggers if entry["begin"].startswith(trigger)]
         if not fitting:
             raise ValueError(f"no trigger begins the tag {entry['begin']!r}")

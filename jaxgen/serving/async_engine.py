@@ -8,8 +8,9 @@ from typing import Any
 
 from jaxgen.engine.counters import Tally
 from jaxgen.engine.loop import GenerationLoop
+from jaxgen.grammar.compiler import Grammar
 from jaxgen.llm import LLM
-from jaxgen.sampling import SamplingParams
+from jaxgen.sampling import InvalidParameter, SamplingParams, StructuredOutputs
 from jaxgen.serving.async_engine_stream import Stream
 from jaxgen.serving.async_engine_thread import EngineThread, News
 from jaxgen.serving.deltas import RequestDelta
@@ -207,10 +208,8 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> None:
-        arrival, grammar, wanted = time.monotonic(), None, params.structured_outputs
-        if wanted is not None:
-            compiling = asyncio.to_thread(self._thread.loop.grammars.compile, wanted)
-            grammar = await asyncio.wait_for(compiling, LONGEST_COMPILE)
+        arrival, wanted = time.monotonic(), params.structured_outputs
+        grammar = None if wanted is None else await self._compile(wanted)
 
         def submit() -> None:
             output = self._thread.loop.submit(
@@ -226,6 +225,14 @@ class AsyncEngine:
             self._thread.follow(stream, output)
 
         await self.call(submit)
+
+    async def _compile(self, wanted: StructuredOutputs) -> Grammar:
+        compiling = asyncio.to_thread(self._thread.loop.grammars.compile, wanted)
+        try:
+            return await asyncio.wait_for(compiling, LONGEST_COMPILE)
+        except TimeoutError:
+            message = f"took more than {LONGEST_COMPILE:.0f} s to compile: ask for less"
+            raise InvalidParameter("structured_outputs", message) from None
 
     def _check_open(self) -> None:
         if self._closing:

@@ -5,6 +5,7 @@ One token's embedding is NaN, and twelve ids are no token at all, as where vocab
 
 import json
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -257,3 +258,16 @@ def test_a_rule_that_breaks_ends_its_request_alone(server, monkeypatch):
     monkeypatch.undo()
     assert answer(server, "/v1/completions", prompt="hi", **SAID)["choices"][0]["text"] == TEXT
     assert server.serving.engine.healthy
+
+
+def test_a_form_that_takes_too_long_is_refused_and_may_be_asked_for_again(server, monkeypatch):
+    def slow(compiler, wanted):
+        time.sleep(0.3)
+        raise AssertionError("nobody waits for this")
+
+    monkeypatch.setattr("jaxgen.serving.async_engine.LONGEST_COMPILE", 0.05)
+    monkeypatch.setattr(GrammarCompiler, "compile", slow)
+    error = error_of(server, "/v1/completions", prompt="hi", **SAID)
+    assert error["param"] == "structured_outputs"
+    monkeypatch.undo()
+    assert answer(server, "/v1/completions", prompt="hi", **SAID)["choices"][0]["text"] == TEXT

@@ -269,6 +269,11 @@ def test_a_slow_schema_holds_up_nobody(llm):
         ({"json": {"type": "object", "if": {}}}, "if"),
         ({"grammar": "start: missing"}, "missing"),
         ({"structural_tag": {"format": {}}}, "structures"),
+        (
+            {"structural_tag": {"structures": [{"begin": [1], "end": "a"}], "triggers": ["a"]}},
+            "must be text",
+        ),
+        ({"structural_tag": {"structures": [5], "triggers": 5}}, "cannot be read"),
     ],
 )
 def test_what_the_library_cannot_do_is_refused_in_its_words(llm, form, words):
