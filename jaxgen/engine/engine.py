@@ -149,10 +149,12 @@ class InferenceEngine:
         """Steps without a row: when it first runs, a program is loaded onto the device and its
         command buffers are recorded, for which nobody should have to wait.
         """
-        runner = self.runner
+        runner, drawn = self.runner, set[int]()
         for bucket in self.buckets:
-            for kind in runner.sampling_kinds:
+            kinds = runner.sampling_kinds[:1] if bucket.rows in drawn else runner.sampling_kinds
+            for kind in kinds:
                 runner.read(runner.sample(bucket, pack(bucket, [], self.state), kind))
+            drawn.add(bucket.rows)
         for bucket in scoring_buckets(self.buckets):
             targets = np.zeros(bucket.tokens, np.int32)
             runner.read(runner.score(bucket, pack(bucket, [], self.state), targets))
