@@ -150,7 +150,7 @@ def _contribute(at: Worker, row: _Parts, state: Softmax) -> None:
     early = ~row.begins & (refs.work[at.number, SEGMENTS] > 1)
     counter, ticket = refs.arrivals.at[row.ended], refs.ticket.at[early.astype(jnp.int32), pair]
     others = row.ended - row.began
-    arrived(counter, ticket)
+    pl.when(row.begins)(lambda: arrived(counter, ticket))
     at_hand = row.begins & (refs.ticket[0, pair] == others)
 
     @pl.when(~at_hand)

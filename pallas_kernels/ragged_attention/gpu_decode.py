@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.pages import KVPages
 from pallas_kernels.ragged_attention.gpu_attend import Worker, attend
-from pallas_kernels.ragged_attention.gpu_join import join_ended, part_arrays
+from pallas_kernels.ragged_attention.gpu_join import join_ended, join_stages, part_arrays
 from pallas_kernels.ragged_attention.gpu_problem import Problem
 from pallas_kernels.ragged_attention.gpu_schedule import (
     BLOCK,
@@ -35,6 +35,7 @@ from pallas_kernels.ragged_attention.gpu_schedule import (
 from pallas_kernels.ragged_attention.gpu_softmax import ROWS, swizzled
 
 _PIECE = 16  # tokens: the last block of a row is loaded in multiples of it
+_SMALL = 4096  # bytes of shared memory for barriers and what is aligned
 _LEAST = 2  # blocks of a run: fewer are not worth another part
 _WHOLE = 4  # blocks of a row that one worker attends sooner than several join their parts
 
@@ -56,8 +57,8 @@ class DecodePlan:
 def decode_plan(head_dim: int, sms: int, shared_memory: int, tokens: int = 1) -> DecodePlan:
     """Two workers an SM where registers allow it, and the slots that shared memory holds."""
     pairs = 2 if head_dim <= 128 else 1
-    room = (shared_memory - 3072) // pairs - 3 * ROWS * head_dim * 2
-    logs = ROWS * 4 // 2  # of the parts that are joined, two slots at a time
+    room = (shared_memory - _SMALL) // pairs - 3 * ROWS * head_dim * 2
+    logs = ROWS * 4 // 2  # of the parts that are joined, two tiles at a time
     slots = min(room // (BLOCK * head_dim * 2 + logs), 12)
     return DecodePlan(workers=pairs * sms, pairs=pairs, slots=slots, tokens=tokens)
 
@@ -112,15 +113,21 @@ def decode(
 
 def _scratch(problem: Problem, pairs: int, slots: int) -> dict[str, Any]:
     """Shared memory of the attending warpgroups, and the ring of each pair."""
-    tile = swizzled(ROWS, problem.head_dim, problem.dtype, (pairs,))
+    stages = join_stages(slots)
     return {
         "line": plgpu.SMEM((pairs, ROWS, problem.head_dim), problem.dtype),
-        "queries": tile,
-        "spare": tile,
-        "ring": swizzled(BLOCK, problem.head_dim, problem.dtype, (pairs * slots,)),
-        "logs": plgpu.SMEM((slots // 2, pairs, ROWS), jnp.float32),
-        "fetched": plgpu.Barrier(num_arrivals=3, num_barriers=pairs * (slots // 2)),
+        "ring": swizzled(BLOCK, problem.head_dim, problem.dtype, (pairs * (slots + 2),)),
+        "logs": plgpu.SMEM((stages, pairs, ROWS), jnp.float32),
+        "fetched": plgpu.Barrier(num_arrivals=3, num_barriers=pairs * stages),
     }
+
+
+def _given(names: list[str], refs: tuple[Any, ...], pairs: int, slots: int) -> SimpleNamespace:
+    """The refs by name; queries and spare [pairs, ROWS, head] are the tiles behind the rings."""
+    given = SimpleNamespace(**dict(zip(names, refs, strict=True)))
+    given.queries = given.ring.at[pl.ds(pairs * slots, pairs)]
+    given.spare = given.ring.at[pl.ds(pairs * (slots + 1), pairs)]
+    return given
 
 
 def _launch(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
@@ -133,7 +140,7 @@ def _launch(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> None:
     }
 
     def ragged_decode(*refs: Any) -> None:
-        given = SimpleNamespace(**dict(zip([*named, *scratch], refs, strict=True)))
+        given = _given([*named, *scratch], refs, plan.pairs, plan.slots)
         warpgroup = lax.axis_index("warpgroup")
         pair = lax.rem(warpgroup, jnp.int32(plan.pairs))
         number = lax.axis_index("sm") * plan.pairs + pair
@@ -168,7 +175,7 @@ def _launch_join(problem: Problem, plan: DecodePlan, named: dict[str, Any]) -> N
     scratch = _scratch(problem, 1, plan.slots)
 
     def body(*refs: Any) -> None:
-        given = SimpleNamespace(**dict(zip([*named, *scratch], refs, strict=True)))
+        given = _given([*named, *scratch], refs, 1, plan.slots)
         join_ended(problem, given, lax.axis_index("worker"), plan.slots)
 
     plgpu.kernel(

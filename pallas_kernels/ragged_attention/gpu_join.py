@@ -32,7 +32,7 @@ from pallas_kernels.ragged_attention.gpu_softmax import (
     ROWS,
     TILE,
     Softmax,
-    accumulate,
+    accumulate_all,
     across,
     advance,
     clear_rows_from,
@@ -52,6 +52,18 @@ def part_arrays(problem: Problem, workers: int) -> dict[str, jax.Array]:
         "parts": lax.empty((2, rows, problem.head_dim), problem.dtype),
         "weights": lax.empty((rows,), jnp.float32),
     }
+
+
+def join_stages(slots: int) -> int:
+    """Tiles of parts on their way at a time, each of two: a ring's, its queries' and the spare."""
+    return (slots + 2) // 2
+
+
+def _place(refs: Any, pair: Any, slots: int, number: Any) -> Any:
+    """A worker's tile of this number: first its ring's, then its queries' and its spare one."""
+    pairs = refs.line.shape[0]
+    behind = pairs * slots + (number - slots) * pairs + pair
+    return jnp.where(number < slots, pair * slots + number, behind)
 
 
 def _in_two(value: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
@@ -89,17 +101,17 @@ def join(
 ) -> Softmax:
     """The softmax that goes on from this one with so many parts of a row, from number `first`.
 
-    It uses the worker's ring, through which all blocks have gone: while one tile of parts is
-    attended, as many as it holds are on their way.
+    It uses the worker's ring, through which all blocks have gone, and the tiles of its queries and
+    of its own part: while one tile of parts is attended, as many as they hold are on their way.
     """
     group, head_dim = problem.part_rows, problem.head_dim
     rows = count * group
     steps = (rows + ROWS - 1) // ROWS
-    stages = slots // 2
+    stages = join_stages(slots)
 
     def stage(index: Any) -> tuple[list[Any], Any, Any]:
         turn = lax.rem(index, jnp.int32(stages))
-        tiles = [refs.ring.at[pair * slots + 2 * turn + side] for side in range(2)]
+        tiles = [refs.ring.at[_place(refs, pair, slots, 2 * turn + side)] for side in range(2)]
         return tiles, refs.logs.at[turn, pair], refs.fetched.at[stages * pair + turn]
 
     def fetch(index: Any) -> None:
@@ -120,9 +132,8 @@ def join(
         own = (lax.rem(part, jnp.int32(group)) == row) & (part < rows)
         shares, state = advance(state, jnp.where(own, across(stored, ROWS), MASKED), 1.0)
         high, low = _in_two(shares, problem.dtype)
-        out = state.out
-        for share, tile in ((high, tiles[0]), (low, tiles[0]), (high, tiles[1])):
-            out = accumulate(out, share, tile, bool(problem.interpret))
+        pairs = ((high, tiles[0]), (low, tiles[0]), (high, tiles[1]))
+        out = accumulate_all(state.out, pairs, bool(problem.interpret))
         plgpu.commit_smem()
         pl.when(index + stages < steps)(lambda: fetch(index + stages))
         return state._replace(out=out)

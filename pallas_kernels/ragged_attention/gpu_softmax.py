@@ -102,13 +102,22 @@ def advance(state: Softmax, value: jax.Array, factor: float) -> tuple[jax.Array,
 
 def accumulate(out: jax.Array, weights: jax.Array, values: Any, interpret: bool) -> jax.Array:
     """out + weights [ROWS, block] (registers) times values [block, head] (shared memory)."""
+    return accumulate_all(out, ((weights, values),), interpret)
+
+
+def accumulate_all(
+    out: jax.Array, pairs: tuple[tuple[jax.Array, Any], ...], interpret: bool
+) -> jax.Array:
+    """As `accumulate`, of several weights and values at once."""
     if interpret:  # the interpreter has no rule for matrix products with a register operand
-        loaded = values[...]
+        for weights, values in pairs:
+            out = out + jnp.dot(weights, values[...], preferred_element_type=jnp.float32)
         plgpu.commit_smem()
-        return out + jnp.dot(weights, loaded, preferred_element_type=jnp.float32)
+        return out
 
     def product(accumulator: Any) -> None:
-        plgpu.wgmma(accumulator, weights, values)
+        for weights, values in pairs:
+            plgpu.wgmma(accumulator, weights, values)
 
     return pl.run_state(product)(plgpu.ACC.init(out))
 
