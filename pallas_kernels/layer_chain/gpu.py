@@ -48,7 +48,7 @@ def run(
     plan: Plan | None = None,
 ) -> tuple[Float[Array, "rows model"], Float[Array, "rows fused"] | None, Int[Array, "1"]]:
     """As layer_chain. interpret: parameters of Mosaic GPU's interpreter, for tests."""
-    stages = _stages(attended.shape[1], residual.shape[1], weights)
+    stages = stages_of(attended.shape[1], residual.shape[1], weights)
     problem = Problem(attended.shape[0], stages, attended.dtype, eps, activation, interpret)
     if plan is None:
         # One block of threads for each: all of them are resident at a time.
@@ -56,7 +56,8 @@ def run(
     return _run(attended, residual, weights, state, problem=problem, plan=plan)
 
 
-def _stages(inner: int, model: int, weights: ChainWeights) -> tuple[Stage, ...]:
+def stages_of(inner: int, model: int, weights: ChainWeights) -> tuple[Stage, ...]:
+    """The products of a layer, with these widths of the first one's input and output."""
     ffn = weights.gate_up.shape[1]
     stages = (
         Stage("attended", "out", "middle", inner, model, addend="residual"),
@@ -82,7 +83,25 @@ def _run(
     problem: Problem,
     plan: Plan,
 ) -> tuple[Float[Array, "rows model"], Float[Array, "rows fused"] | None, Int[Array, "1"]]:
-    named = {"attended": fold(attended), "residual": fold(residual)}
+    named = {"attended": fold(attended), **operands_of(residual, weights, problem)}
+    results = results_of(problem)
+    if problem.interpret:  # the interpreter has no barrier of the whole grid: stage by stage
+        for stage in problem.stages:
+            launch(replace(problem, stages=(stage,)), plan, {**named, **results})
+        handed_on = state
+    else:
+        meeting = jax.new_ref(state)
+        launch(problem, plan, {**named, **results, "state": meeting})
+        handed_on = jax.freeze(meeting)
+    stream, fused = frozen(problem, results)
+    return stream, fused, handed_on
+
+
+def operands_of(
+    residual: Float[Array, "rows model"], weights: ChainWeights, problem: Problem
+) -> dict[str, Array]:
+    """What the products read beside the first one's input, by the stages' names, folded."""
+    named = {"residual": fold(residual)}
     for name in ("out", "gate_up", "down", "qkv"):
         weight = getattr(weights, name)
         if weight is not None:
@@ -93,20 +112,25 @@ def _run(
             named[name] = vector.reshape(PARTS, -1)
     if weights.ahead is not None and not problem.interpret:
         named["ahead"] = weights.ahead.reshape(-1)
-    results = {}
-    for stage in problem.stages:
-        shape = (problem.rows * PARTS, stage.outer // PARTS)
-        results[stage.result] = jax.new_ref(lax.empty(shape, attended.dtype))
-    if problem.interpret:  # the interpreter has no barrier of the whole grid: stage by stage
-        for stage in problem.stages:
-            launch(replace(problem, stages=(stage,)), plan, {**named, **results})
-        handed_on = state
-    else:
-        meeting = jax.new_ref(state)
-        launch(problem, plan, {**named, **results, "state": meeting})
-        handed_on = jax.freeze(meeting)
-    frozen = {name: jax.freeze(ref).reshape(problem.rows, -1) for name, ref in results.items()}
-    return frozen["stream"], frozen.get("fused"), handed_on
+    return named
+
+
+def results_of(problem: Problem) -> dict[str, Any]:
+    """Room for what every stage gives, folded, by name."""
+    return {
+        stage.result: jax.new_ref(
+            lax.empty((problem.rows * PARTS, stage.outer // PARTS), problem.dtype)
+        )
+        for stage in problem.stages
+    }
+
+
+def frozen(
+    problem: Problem, results: dict[str, Any]
+) -> tuple[Float[Array, "rows model"], Float[Array, "rows fused"] | None]:
+    """The residual stream and the next layer's fused QKV."""
+    found = {name: jax.freeze(ref).reshape(problem.rows, -1) for name, ref in results.items()}
+    return found["stream"], found.get("fused")
 
 
 def fold(array: Float[Array, "... out inner"]) -> Float[Array, "... folded part"]:

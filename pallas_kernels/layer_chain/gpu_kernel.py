@@ -24,16 +24,18 @@ from pallas_kernels.layer_chain.gpu_unit import SUMS, load_unit, store_unit, sum
 def launch(problem: Problem, plan: Plan, named: dict[str, Any]) -> None:
     """Run the problem's stages. named: weights, inputs, and Refs of results, all folded."""
 
+    dtype = problem.dtype
+    before = {} if problem.before is None else problem.before.scratch(dtype)
+
     def body(*refs: Any) -> None:
         given = dict(zip(named, refs, strict=False))
-        scratch = ("ring", "tokens", "sums", "full", "free", "ready")
+        scratch = ("ring", "tokens", "sums", "full", "free", "ready", *before)
         given.update(zip(scratch, refs[len(named) :], strict=True))
         warpgroup = lax.axis_index("warpgroup")
         here = SimpleNamespace(**given)
         pl.when(warpgroup == 0)(lambda: _compute(problem, plan, here))
         pl.when(warpgroup == 1)(lambda: _stream(problem, plan, here))
 
-    dtype = problem.dtype
     swizzle = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     plgpu.kernel(
         body,
@@ -46,6 +48,7 @@ def launch(problem: Problem, plan: Plan, named: dict[str, Any]) -> None:
             plgpu.Barrier(num_arrivals=2, num_barriers=plan.slots),
             plgpu.Barrier(num_barriers=plan.slots),
             plgpu.Barrier(num_barriers=plan.chunks),
+            *before.values(),
         ],
         grid=(plan.blocks,),
         grid_names=("block",),
@@ -57,6 +60,11 @@ def launch(problem: Problem, plan: Plan, named: dict[str, Any]) -> None:
         ),
         interpret=problem.interpret,
     )(*named.values())
+
+
+def _skipped(problem: Problem) -> int:
+    """Slots of the ring that weights leave to others at first: uses are counted from there."""
+    return 0 if problem.before is None else problem.before.slots
 
 
 def _share(stage: Stage, plan: Plan) -> tuple[Any, Any]:
@@ -71,8 +79,8 @@ def _share(stage: Stage, plan: Plan) -> tuple[Any, Any]:
 def _stream(problem: Problem, plan: Plan, refs: Any) -> None:
     """The loading warpgroup: this block's weights of all stages, in order, as slots come free."""
     plgpu.set_max_registers(40, action="decrease")
-    slots = jnp.int32(plan.slots)
-    done = jnp.int32(0)
+    slots, skipped = jnp.int32(plan.slots), _skipped(problem)
+    done = jnp.int32(skipped)
     for stage in problem.stages:
         first, last = _share(stage, plan)
         steps = stage.width // plan.columns
@@ -90,7 +98,10 @@ def _stream(problem: Problem, plan: Plan, refs: Any) -> None:
             use = done + index
             slot = lax.rem(use, slots)
 
-            @pl.when(use >= plan.slots)
+            if skipped:
+                pl.when(use == slots)(lambda: plgpu.barrier_wait(refs.opened))
+
+            @pl.when(use >= plan.slots + skipped)
             def _reuse() -> None:
                 plgpu.barrier_wait(refs.free.at[slot])
 
@@ -105,7 +116,10 @@ def _stream(problem: Problem, plan: Plan, refs: Any) -> None:
     if "ahead" in vars(refs):
         bring_near(refs.ahead, plan.blocks)
 
-    @pl.loop(jnp.maximum(done - slots, 0), done)  # every release must be seen before the end
+    if skipped:
+        pl.when(done <= slots)(lambda: plgpu.barrier_wait(refs.opened))
+
+    @pl.loop(jnp.maximum(done - slots, skipped), done)  # every release must be seen before the end
     def _drain(use: Any) -> None:
         plgpu.barrier_wait(refs.free.at[lax.rem(use, slots)])
 
@@ -124,12 +138,14 @@ def _tile(stage: Stage, plan: Plan, start: Any, index: Any, half: int) -> tuple[
 def _compute(problem: Problem, plan: Plan, refs: Any) -> None:
     """The computing warpgroup: stage after stage."""
     plgpu.set_max_registers(232, action="increase")
-    done = jnp.int32(0)
+    done = jnp.int32(_skipped(problem))
+    if problem.before is not None:
+        problem.before.run(problem, plan, refs)
     for number, stage in enumerate(problem.stages):
         first, last = _share(stage, plan)
         steps = stage.width // plan.columns
         weights = norm_weights(problem, plan, stage, refs) if stage.norm else None
-        if number:
+        if number or problem.before is not None:
             meet(refs.state, plan.blocks)
         total = (last - first) * stage.passes * steps
         Tokens(problem, plan, stage, refs, total).begin(weights)

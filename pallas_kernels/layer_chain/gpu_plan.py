@@ -8,7 +8,7 @@ multiple of 16 rows of the weight is a unit of work.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 PARTS = 8  # of a row: the least number of columns of the matrix unit
 TILE = 64  # rows of the matrix unit
@@ -65,9 +65,31 @@ class Plan:
     chunks: int
 
 
+@runtime_checkable
+class Before(Protocol):
+    """What a launch does before its products, while their weights begin to stream.
+
+    slots: of the weights' ring, the first ones, which are its own until it arrives at the barrier
+    `opened`. It is done when all blocks of threads have met after it.
+    """
+
+    @property
+    def slots(self) -> int:
+        """As above."""
+        ...
+
+    def scratch(self, dtype: Any) -> dict[str, Any]:
+        """Its shared memory and barriers by name, `opened` among them."""
+        ...
+
+    def run(self, problem: "Problem", plan: Plan, refs: Any) -> None:
+        """What the computing warpgroup of each block does."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The stages of one launch and what all of them share."""
+    """The stages of one launch and what all of them share; before: what else it does, first."""
 
     rows: int
     stages: tuple[Stage, ...]
@@ -75,6 +97,7 @@ class Problem:
     eps: float
     activation: str
     interpret: Any = None
+    before: Before | None = None
 
 
 def make_plan(
@@ -83,8 +106,12 @@ def make_plan(
     blocks: int,
     columns: int | None = None,
     slots: int | None = None,
+    *,
+    reserved: int = 0,
 ) -> Plan:
-    """Shared memory for the tokens that a stage needs, and all else for weights in flight."""
+    """Shared memory for the tokens that a stage needs, and all but what is reserved for weights in
+    flight.
+    """
     widths = [stage.width for stage in stages]
     if columns is None:
         columns = next(each for each in (128, 64) if all(width % each == 0 for width in widths))
@@ -92,5 +119,5 @@ def make_plan(
     normed = max(stage.width // columns for stage in stages if stage.norm)  # these must be whole
     chunks = max(2, normed)
     if slots is None:
-        slots = (SHARED_MEMORY - SMALL - chunks * chunk) // slot
+        slots = (SHARED_MEMORY - SMALL - reserved - chunks * chunk) // slot
     return Plan(blocks=blocks, columns=columns, slots=slots, chunks=chunks)

@@ -123,17 +123,10 @@ class Attention(nnx.Module):
 
         One kernel turns, writes and attends where there is one.
         """
-        options: dict[str, Any] = {
-            "window": self.window,
-            "soft_cap": self.soft_cap,
-            "sinks": None if self.sinks is None else self.sinks[...],
-            "alibi": None if self.alibi is None else self._alibi(self.alibi, pages, rows),
-        }
+        options = self._options()
+        options["alibi"] = None if self.alibi is None else self._alibi(self.alibi, pages, rows)
         if self._turns_plainly(rotary):
-            turning: dict[str, Any] = {
-                "rotation": None if rotary is None else rotary.rotation(),
-                "norms": self._norms(),
-            }
+            turning = self._turning(rotary)
             if has_kernel(qkv, pages, rows, **turning, **options):
                 return qkv_attention(qkv, pages, rows, scale=self.scale, **turning, **options)
         q, k, v = self._heads(qkv)
@@ -148,6 +141,25 @@ class Attention(nnx.Module):
             scale=self.scale,
             **options,
         )
+
+    def plain_options(self, rotary: Rotary | None) -> dict[str, Any] | None:
+        """How heads turn and attend, in the words of the kernels; None where they cannot say it."""
+        if self.alibi is not None or not self._turns_plainly(rotary):
+            return None
+        return {**self._turning(rotary), **self._options()}
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "window": self.window,
+            "soft_cap": self.soft_cap,
+            "sinks": None if self.sinks is None else self.sinks[...],
+        }
+
+    def _turning(self, rotary: Rotary | None) -> dict[str, Any]:
+        return {
+            "rotation": None if rotary is None else rotary.rotation(),
+            "norms": self._norms(),
+        }
 
     def _turns_plainly(self, rotary: Rotary | None) -> bool:
         """Whether heads have no scales of their own, and no norms but RMS norms that all share:

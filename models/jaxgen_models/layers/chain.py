@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgen_models.cache import LayerPages
 from jaxgen_models.layers.attention import Attention
@@ -13,6 +13,7 @@ from jaxgen_models.layers.collective import TENSOR_AXIS
 from jaxgen_models.layers.mlp import GatedMLP
 from jaxgen_models.layers.norm import RMSNorm
 from jaxgen_models.layers.rotary import Rotary
+from pallas_kernels.attend_chain import attend_chain, has_kernel as attends
 from pallas_kernels.layer_chain import ChainWeights, chain_state, has_kernel, layer_chain
 from pallas_kernels.pages import RaggedRows
 
@@ -92,22 +93,38 @@ def run_chain(
 ) -> tuple[list[Float[Array, "tokens model"]], list[LayerPages]]:
     """What each layer gives, as if they were called one after the other."""
     first = links[0]
-    fused = first.attention.fused_heads(first.attention_norm(x))
+    fused = first.attention.fused_heads(first.attention_norm(x)).reshape(x.shape[0], -1)
     state = chain_state()
     seen, written = [], []
     for one, following, call in zip(links, [*links[1:], None], calls, strict=True):
-        attention = one.attention
-        heads = fused.reshape(x.shape[0], -1, attention.group + 2, attention.qkv.shape[1])
-        attended, pages = attention.attend(heads, *call)
-        x, ahead, state = layer_chain(
-            attended.reshape(x.shape[0], -1),
-            x,
-            one.weights(following),
-            state,
-            eps=one.mlp_norm.eps,
-            activation=one.activation,
-        )
+        x, ahead, pages, state = _advance(one, following, fused, x, call, state)
         fused = fused if ahead is None else ahead
         seen.append(x)
         written.append(pages)
     return seen, written
+
+
+def _advance(
+    one: Link,
+    following: Link | None,
+    fused: Float[Array, "tokens fused"],
+    x: Float[Array, "tokens model"],
+    call: Call,
+    state: Int[Array, "1"],
+) -> tuple[
+    Float[Array, "tokens model"], Float[Array, "tokens fused"] | None, LayerPages, Int[Array, "1"]
+]:
+    """From a layer's fused QKV to the next one's: x, that, the layer's pages, the chain's state.
+
+    Short contexts attend where the chain begins, others in a kernel of their own.
+    """
+    attention, weights = one.attention, one.weights(following)
+    rotary, pages, rows = call
+    norm: dict[str, Any] = {"eps": one.mlp_norm.eps, "activation": one.activation}
+    options = attention.plain_options(rotary)
+    inputs = fused, x, weights, pages, rows
+    if options is not None and attends(*inputs, activation=one.activation, **options):
+        return attend_chain(*inputs, state, scale=attention.scale, **norm, **options)
+    attended, pages = attention.attended(fused, rotary, pages, rows)
+    x, ahead, state = layer_chain(attended, x, weights, state, **norm)
+    return x, ahead, pages, state

@@ -1,0 +1,102 @@
+"""From one layer's raw QKV product to the next one's, for a few rows, as one operation.
+
+Attention of one short row is a matter of waiting. Where it begins the kernel that goes on with the
+layer's products, their weights stream meanwhile.
+"""
+
+from jaxtyping import Array, Float, Int
+
+from pallas_kernels import layer_chain, qkv_attention
+from pallas_kernels.attend_chain.checks import AttendProblem, check
+from pallas_kernels.dispatch import Operation
+from pallas_kernels.layer_chain import ChainWeights
+from pallas_kernels.pages import KVPages, RaggedRows
+from pallas_kernels.rope_write.heads import HeadNorms, Rotation
+
+_OPERATION = Operation(
+    name="attend_chain",
+    modules={
+        "reference": "pallas_kernels.attend_chain.reference",
+        "gpu": "pallas_kernels.attend_chain.gpu",
+    },
+    kernels={"cuda": ("gpu",)},
+    fallback="reference",
+)
+
+
+def attend_chain(
+    fused: Float[Array, "rows fused"],
+    residual: Float[Array, "rows model"],
+    weights: ChainWeights,
+    pages: KVPages,
+    rows: RaggedRows,
+    state: Int[Array, "1"],
+    *,
+    eps: float,
+    activation: str,
+    scale: float,
+    rotation: Rotation | None = None,
+    norms: HeadNorms | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " heads"] | None = None,
+    implementation: str | None = None,
+) -> tuple[Float[Array, "rows model"], Float[Array, "rows fused"] | None, KVPages, Int[Array, "1"]]:
+    """layer_chain of what qkv_attention gives: the residual stream behind this layer, the next
+    layer's fused QKV, the pages with the step's keys and values, and the state.
+
+    fused: this layer's, as layer_chain gives it: for each KV head its queries, key and value. The
+    other arguments are theirs, and so are the errors. What comes of padding tokens has no meaning.
+    """
+    options = {
+        "rotation": rotation,
+        "norms": norms,
+        "window": window,
+        "soft_cap": soft_cap,
+        "sinks": sinks,
+    }
+    problem = check(fused, residual, weights, pages, rows, activation=activation, **options)
+    chosen = _OPERATION.choose(problem, implementation)
+    return chosen.run(
+        *(fused, residual, weights, pages, rows, state),
+        eps=eps,
+        activation=activation,
+        scale=scale,
+        **options,
+    )
+
+
+def has_kernel(
+    fused: Float[Array, "rows fused"],
+    residual: Float[Array, "rows model"],
+    weights: ChainWeights,
+    pages: KVPages,
+    rows: RaggedRows,
+    *,
+    activation: str,
+    rotation: Rotation | None = None,
+    norms: HeadNorms | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " heads"] | None = None,
+) -> bool:
+    """Whether attend_chain would run a kernel, and none was asked for by name for its parts: where
+    not, attention has one of its own, or none.
+    """
+    options = {
+        "rotation": rotation,
+        "norms": norms,
+        "window": window,
+        "soft_cap": soft_cap,
+        "sinks": sinks,
+    }
+    problem = check(fused, residual, weights, pages, rows, activation=activation, **options)
+    raw = fused.reshape(fused.shape[0], pages.kv_heads, -1, pages.head_dim)
+    return (
+        _OPERATION.has_kernel(problem)
+        and qkv_attention.has_kernel(raw, pages, rows, **options)
+        and layer_chain.has_kernel(residual, weights, activation)
+    )
+
+
+__all__ = ["AttendProblem", "attend_chain", "has_kernel"]
