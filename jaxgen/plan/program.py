@@ -21,6 +21,9 @@ _COLLECTIVE = re.compile(
     r"(-start)?\("
 )
 _ARRAY = re.compile(r"(?P<dtype>[a-z]+\d*(?:e\d+m\d+\w*)?)\[(?P<shape>[\d,]*)\]")
+_GROUPS = re.compile(
+    r"replica_groups=(\{\{\d+\}|\[\d+,1\]<=|mesh\[(?P<mesh>[^\]]*)\] \{(?P<axes>[^}]*)\})"
+)
 _BITS = re.compile(r"\d+")
 _KERNEL = re.compile(
     r" = .+? (fusion|custom-call|dot|convolution|copy|sort|scatter|gather|while|conditional)\("
@@ -132,14 +135,29 @@ def _compile(
 
 
 def read_collectives(hlo: str) -> tuple[Collectives, ...]:
-    """The collectives of an HLO module, those in loops counted once."""
+    """The collectives of an HLO module, those in loops counted once.
+
+    Those over groups of one device, which XLA may leave in a program, move nothing and are left
+    out.
+    """
     found: dict[str, list[int]] = {}
-    for match in _COLLECTIVE.finditer(hlo):
+    for line in hlo.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match is None or _over_one_device(line):
+            continue
         arrays = [_bytes(array) for array in _ARRAY.finditer(match["shape"])]
         # An asynchronous start's tuple holds its operand and its result; the larger is the result.
         size = max(arrays) if "-start" in match[0] else sum(arrays)
         found.setdefault(match["kind"], []).append(size)
     return tuple(Collectives(kind, len(s), sum(s)) for kind, s in sorted(found.items()))
+
+
+def _over_one_device(collective: str) -> bool:
+    groups = _GROUPS.search(collective)
+    if groups is None or groups["mesh"] is None:
+        return groups is not None
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", groups["mesh"]))
+    return all(sizes.get(axis) == "1" for axis in re.findall(r"'(\w+)'", groups["axes"]))
 
 
 def count_kernels(hlo: str) -> int:

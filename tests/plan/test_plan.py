@@ -53,7 +53,8 @@ def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups):
     assert plan.memory.temporary == step + kept
     assert all(program.aliased for program in plan.programs)
     reduced = {c.kind for c in plan.programs[0].collectives}
-    assert reduced == ({"all-reduce", "all-gather"} if shards > 1 else set())
+    over_experts = {"all-reduce"} if groups > 1 else set()
+    assert reduced == ({"all-reduce", "all-gather"} if shards > 1 else over_experts)
 
 
 class NoRoom:
@@ -79,9 +80,18 @@ def test_collectives_are_read_from_hlo():
       %b = (bf16[2]{0}, bf16[16]{0}) all-gather-start(%y), dimensions={0}
       %c = bf16[16]{0} all-gather-done(%b)
       %d = f8e4m3fn[32]{0} collective-permute(%z)
+      %e = f32[9]{0} all-reduce(%x), replica_groups=mesh['data'=2,'expert'=2,'tensor'=1] {'expert'}
+      %f = f32[7]{0} all-reduce(%x), replica_groups=mesh['data'=2,'expert'=2,'tensor'=1] {'tensor'}
+      %g = f32[7]{0} all-reduce(%x), replica_groups={{0},{1}}, to_apply=%add
+      %h = f32[7]{0} all-reduce(%x), replica_groups=[2,1]<=[2], to_apply=%add
+      %i = f32[7]{0} all-reduce(%x), replica_groups=[1,2]<=[2], to_apply=%add
     """
     found = {c.kind: (c.count, c.bytes) for c in read_collectives(hlo)}
-    assert found == {"all-reduce": (1, 128), "all-gather": (1, 32), "collective-permute": (1, 32)}
+    assert found == {
+        "all-reduce": (3, 128 + 36 + 28),
+        "all-gather": (1, 32),
+        "collective-permute": (1, 32),
+    }
 
 
 @pytest.mark.parametrize(
