@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.layer_chain.gpu_plan import PARTS, Plan, Problem, Stage
 
 
-def _layout(columns: int) -> Any:
+def layout_of(columns: int) -> Any:
     """How a warpgroup holds one token's chunk [PARTS, columns]: without bank conflicts."""
     if columns == 64:
         return plgpu.Layout.TILED(
@@ -34,7 +34,7 @@ def norm_weights(problem: Problem, plan: Plan, stage: Stage, refs: Any) -> list[
     return [
         plgpu.load(
             weight.at[:, pl.ds(chunk * plan.columns, plan.columns)],
-            layout=_layout(plan.columns),
+            layout=layout_of(plan.columns),
             optimized=False,
         )
         for chunk in range(stage.width // plan.columns)
@@ -45,7 +45,7 @@ def normalise(
     problem: Problem, plan: Plan, stage: Stage, refs: Any, weights: list[jax.Array]
 ) -> None:
     """x / rms(x) * weight for every token, rounded where the plain norm rounds."""
-    layout = _layout(plan.columns)
+    layout = layout_of(plan.columns)
 
     @pl.loop(0, problem.rows)
     def _row(row: Any) -> None:

@@ -16,6 +16,7 @@ from pallas_kernels.mixture_chain.checks import (
     MixtureWeights,
     check,
     problem_of,
+    state_size,
 )
 
 _OPERATION = Operation(
@@ -29,22 +30,25 @@ _OPERATION = Operation(
 )
 
 
-def mixture_state() -> Int[Array, "2"]:
-    """What the calls of one step hand on to each other; made at its beginning."""
-    return jnp.zeros((2,), jnp.int32)
+def mixture_state(model: int, experts: int) -> Int[Array, " state"]:
+    """What the calls of one step hand on to each other; made at its beginning.
+
+    model: width of the residual stream; experts: the most that a layer has.
+    """
+    return jnp.zeros((state_size(model, experts),), jnp.int32)
 
 
 def mixture_chain(
     attended: Float[Array, "1 inner"],
     residual: Float[Array, "1 model"],
     weights: MixtureWeights,
-    state: Int[Array, "2"],
+    state: Int[Array, " state"],
     *,
     choice: ChoiceProblem,
     eps: float,
     activation: str,
     implementation: str | None = None,
-) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, "2"]]:
+) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, " state"]]:
     """The residual stream behind this layer, the next layer's first product, and the state.
 
     attended: what this layer's attention has gathered. With norm(x, w) = (x / rms(x)) * w, rounded
@@ -64,6 +68,12 @@ def mixture_chain(
     shapes that do not fit together, UnsupportedShape for a named implementation that cannot serve.
     """
     problem = check(attended, residual, weights, choice, activation)
+    needed = state_size(problem.model, choice.experts)
+    if state.shape[0] < needed:
+        raise ValueError(
+            f"state must be of mixture_state({problem.model}, {choice.experts}): at least {needed} "
+            f"numbers. It has {state.shape[0]}."
+        )
     chosen = _OPERATION.choose(problem, implementation)
     options = {"choice": choice, "eps": eps, "activation": activation}
     return chosen.run(attended, residual, weights, state, **options)

@@ -10,6 +10,13 @@ from jaxtyping import Array, Float
 from pallas_kernels.expert_mlp.choice import ChoiceProblem
 from pallas_kernels.layer_chain.checks import Leaf, check_fit
 
+HEAD = 64  # of a state: what lies before its words
+
+
+def state_size(model: int, experts: int) -> int:
+    """Numbers of a state: a word for each of two streams' places, two for each expert's score."""
+    return HEAD + 2 * model + 2 * experts
+
 
 @register_dataclass
 @dataclass(frozen=True, slots=True)

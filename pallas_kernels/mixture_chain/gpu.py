@@ -56,14 +56,14 @@ def run(
     attended: Float[Array, "1 inner"],
     residual: Float[Array, "1 model"],
     weights: MixtureWeights,
-    state: Int[Array, "2"],
+    state: Int[Array, " state"],
     *,
     choice: ChoiceProblem,
     eps: float,
     activation: str,
     interpret: Any = None,
     plan: Plan | None = None,
-) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, "2"]]:
+) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, " state"]]:
     """As mixture_chain. interpret: parameters of Mosaic GPU's interpreter, for tests."""
     facts = Facts(
         inner=attended.shape[1],
@@ -89,11 +89,11 @@ def _run(
     attended: Float[Array, "1 inner"],
     residual: Float[Array, "1 model"],
     weights: MixtureWeights,
-    state: Int[Array, "2"],
+    state: Int[Array, " state"],
     *,
     facts: Facts,
     plan: Plan,
-) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, "2"]]:
+) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, " state"]]:
     named = {"attended": fold(attended), "residual": fold(residual), "down": weights.down}
     for name in ("out", "router", "gate_up", "shared_gate_up", "following"):
         if getattr(weights, name) is not None:
@@ -103,18 +103,17 @@ def _run(
             named[name] = getattr(weights, name).reshape(PARTS, -1)
     if weights.shared_down is not None:
         named["shared_down"] = weights.shared_down
-    if not facts.interpret:  # what is only brought near
-        for name in ("following", "ahead"):
-            if getattr(weights, name) is not None:
-                named[f"near_{name}"] = getattr(weights, name).reshape(-1)
+    if weights.ahead is not None and not facts.interpret:
+        named["ahead"] = weights.ahead.reshape(-1)
     shapes = {
         "middle": ((PARTS, facts.model // PARTS), attended.dtype),
-        "logits": ((facts.choice.experts,), jnp.float32),
         "hidden": ((PARTS, facts.ffn), attended.dtype),
         "stream": ((PARTS, facts.model // PARTS), attended.dtype),
     }
     if facts.fused is not None:
         shapes["fused"] = ((1, facts.fused), attended.dtype)
+    if facts.interpret:  # where there are no words, as there is no waiting
+        shapes["logits"] = ((facts.choice.experts,), jnp.float32)
     results = {name: jax.new_ref(lax.empty(*made)) for name, made in shapes.items()}
     if facts.interpret:  # the interpreter has no barrier of the whole grid: phase by phase
         for phase in PHASES:

@@ -1,7 +1,8 @@
 """The choice of one token's experts: each expert counts how many are better, all at the same time.
 
 Who is better than all but a few writes itself into the list. There is no turn after turn, of which
-each would wait for the one before.
+each would wait for the one before; and what the token's shares are is found when experts' weights
+are on their way already.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, llvm, vector
+from jax._src.lib.mlir.dialects import arith, llvm
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -18,99 +19,122 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.expert_mlp.choice import ChoiceProblem
 
 LISTED = 128  # places of the list, of which the first top_k mean something
-ROWS = 64  # experts that compare themselves at a time
-_TILE = plgpu.Layout.WGMMA
-_ROW, _COLUMN = _TILE.reduce(1), _TILE.reduce(0)
+_THREADS = 128
+
+# A thread's expert $3 of $2, whose scores lie from $0 on. Of equals the first one is better. The
+# first $5 go to the lists from $1 (experts) and $4 (scores) on.
+_COUNT = """
+{
+.reg .pred better, equal, before, more;
+.reg .b32 rank, from, other, apart, at;
+.reg .f32 mine, a, b, c, d;
+shl.b32 at, $3, 2;
+add.u32 at, at, $0;
+ld.shared.f32 mine, [at];
+mov.b32 rank, 0;
+mov.b32 from, $0;
+mov.b32 other, 0;
+NEXT:
+ld.shared.v4.f32 {a, b, c, d}, [from];
+sub.s32 apart, $3, other;
+BETTER
+add.u32 from, from, 16;
+add.u32 other, other, 4;
+setp.lt.u32 more, other, $2;
+@more bra NEXT;
+setp.lt.u32 better, rank, $5;
+shl.b32 at, rank, 2;
+add.u32 from, at, $1;
+add.u32 at, at, $4;
+@better st.shared.b32 [from], $3;
+@better st.shared.f32 [at], mine;
+}
+""".replace(
+    "BETTER",
+    "\n".join(
+        f"setp.gt.s32 before, apart, {number};\n"
+        f"setp.eq.and.f32 equal, {name}, mine, before;\n"
+        f"setp.gt.or.f32 better, {name}, mine, equal;\n"
+        f"@better add.u32 rank, rank, 1;"
+        for number, name in enumerate("abcd")
+    ),
+)
 
 
-def choose(logits: Any, listed: Any, shares: Any, problem: ChoiceProblem, interpret: bool) -> None:
-    """Experts int32, best first, and their shares float32, both to shared memory.
+def choose(scores: Any, listed: Any, best: Any, problem: ChoiceProblem, interpret: bool) -> None:
+    """Experts int32, best first, and their scores float32, from and to shared memory.
 
-    logits: float32 [experts] in global memory. The shares are before they are normalised and
-    scaled: see `share_of`.
+    scores: float32 [experts], in global memory where it is interpreted.
     """
-    every = plgpu.load(logits, layout=_COLUMN, optimized=False)
-    experts = every.shape[0]
+    if interpret:
+        _choose_plainly(scores, listed, best, problem)
+        return
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), plgpu.RefType()))
+    def count(ctx: Any, scores: Any, listed: Any, best: Any) -> None:
+        del ctx
+        i32 = ir.IntegerType.get_signless(32)
+        start, experts, numbers = (
+            llvm.ptrtoint(i32, utils.memref_ptr(each)) for each in (scores, listed, best)
+        )
+        thread = arith.andi(utils.thread_idx(), utils.c(_THREADS - 1, i32))
+        for first in range(0, problem.experts, _THREADS):
+            expert = arith.addi(thread, utils.c(first, i32))
+            # Threads too many do what the last expert's does.
+            expert = arith.minui(expert, utils.c(problem.experts - 1, i32))
+            utils.inline_ptx(
+                _COUNT,
+                start,
+                experts,
+                utils.c(problem.experts, i32),
+                expert,
+                numbers,
+                utils.c(problem.top_k, i32),
+                has_side_effects=True,
+            )
+        utils.warpgroup_barrier()
+
+    count(scores, listed, best)
+
+
+def shares_of(scores: Any, best: Any, problem: ChoiceProblem, interpret: bool) -> list[jax.Array]:
+    """What each chosen expert's output is multiplied by. scores, best: as of `choose`."""
+    numbers = [best[which] for which in range(problem.top_k)]
     if problem.softmax:
-        top = every.max(axis=0)
-        total = jnp.exp(every - _spread(top, experts, _COLUMN)).sum(axis=0)
-    wide = (ROWS, experts)
-    other = plgpu.broadcasted_iota(jnp.int32, wide, 1, layout=_TILE)
-    for first in range(0, experts, ROWS):
-        mine = plgpu.load(logits.at[pl.ds(first, ROWS)], layout=_ROW, optimized=False)
-        number = plgpu.broadcasted_iota(jnp.int32, wide, 0, layout=_TILE) + first
-        here, there = lax.broadcast_in_dim(mine, wide, [0]), lax.broadcast_in_dim(every, wide, [1])
-        better = (there > here) | ((there == here) & (other < number))  # of equals the first one
-        rank = jnp.where(better, jnp.full_like(here, 1.0), jnp.zeros_like(here)).sum(axis=1)
-        if problem.softmax:
-            share = jnp.exp(mine - _spread(top, ROWS, _ROW)) / _spread(total, ROWS, _ROW)
-        else:
-            share = 1 / (1 + jnp.exp(-mine))
-        _list(listed, shares, rank.astype(jnp.int32), share, first, problem.top_k, interpret)
-
-
-def share_of(shares: Any, problem: ChoiceProblem) -> list[jax.Array]:
-    """What each chosen expert's output is multiplied by."""
-    each = [shares[which] for which in range(problem.top_k)]
+        each = [jnp.exp(number - numbers[0]) for number in numbers]
+    else:
+        each = [1 / (1 + jnp.exp(-number)) for number in numbers]
+    total = None
     if problem.normalise:
         total = sum(each[1:], each[0]) + 1e-20
+    elif problem.softmax:
+        total = _sum_of_powers(scores, numbers[0], problem.experts, interpret)
+    if total is not None:
         each = [share / total for share in each]
     return [share * problem.scale for share in each]
 
 
-def _spread(number: jax.Array, size: int, layout: Any) -> jax.Array:
-    return plgpu.layout_cast(lax.broadcast_in_dim(number, (size,), ()), layout)
-
-
-def _list(
-    listed: Any,
-    shares: Any,
-    rank: jax.Array,
-    share: jax.Array,
-    first: int,
-    top_k: int,
-    interpret: bool,
-) -> None:
-    """Of experts from `first` on, those of the best ranks write themselves down."""
+def _sum_of_powers(scores: Any, top: jax.Array, experts: int, interpret: bool) -> jax.Array:
     if interpret:
-        place = jnp.arange(top_k, dtype=jnp.int32)[:, None] == rank
-        there = place.any(axis=1)
-        number = (place * (first + jnp.arange(ROWS, dtype=jnp.int32))).sum(axis=1)
-        listed[:top_k] = jnp.where(there, number, listed[:top_k])
-        shares[:top_k] = jnp.where(there, (place * share).sum(axis=1), shares[:top_k])
-        return
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), _ROW, _ROW))
-    def write(ctx: Any, listed: Any, shares: Any, rank: Any, share: Any) -> None:
-        del ctx
-        i32 = ir.IntegerType.get_signless(32)
-        pairs = zip(rank.registers.flat, share.registers.flat, _own_rows(i32), strict=True)
-        for rank_, share_, row in pairs:
-            place, value = (
-                vector.extract(each, dynamic_position=[], static_position=[0])
-                for each in (rank_, share_)
-            )
-            chosen = arith.cmpi(arith.CmpIPredicate.ult, place, utils.c(top_k, i32))
-            offset = arith.muli(arith.select(chosen, place, utils.c(0, i32)), utils.c(4, i32))
-            number = arith.addi(row, utils.c(first, i32))
-            for target, kind, stored in ((listed, "b32", number), (shares, "f32", value)):
-                start = llvm.ptrtoint(i32, utils.memref_ptr(target))
-                utils.inline_ptx(
-                    f"st.shared.{kind} [$0], $1;",
-                    arith.addi(start, offset),
-                    stored,
-                    predicate=chosen,
-                    has_side_effects=True,
-                )
-        utils.warpgroup_barrier()
-
-    write(listed, shares, rank, share)
+        return jnp.exp(scores[...] - top).sum()
+    total = None
+    for first in range(0, experts, _THREADS):
+        source = scores.at[pl.ds(first, min(_THREADS, experts - first))]
+        layout = plgpu.Layout.WGMMA.reduce(0)
+        value = plgpu.load(source, layout=layout, optimized=False)
+        shift = plgpu.layout_cast(lax.broadcast_in_dim(top, value.shape, ()), layout)
+        part = jnp.exp(value - shift).sum(axis=0)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
 
 
-def _own_rows(i32: Any) -> list[Any]:
-    """The rows of a tile that a thread holds: 8 apart."""
-    thread = utils.thread_idx()
-    lane = arith.remui(thread, utils.c(32, i32))
-    warp = arith.remui(arith.divui(thread, utils.c(32, i32)), utils.c(4, i32))
-    row = arith.addi(arith.muli(warp, utils.c(16, i32)), arith.divui(lane, utils.c(4, i32)))
-    return [row, arith.addi(row, utils.c(8, i32))]
+def _choose_plainly(scores: Any, listed: Any, best: Any, problem: ChoiceProblem) -> None:
+    every = scores[...]
+    number = jnp.arange(problem.experts, dtype=jnp.int32)
+    mine, other = every[:, None], every[None, :]
+    better = (other > mine) | ((other == mine) & (number[None, :] < number[:, None]))
+    rank = better.sum(axis=1)
+    place = jnp.arange(problem.top_k, dtype=jnp.int32)[:, None] == rank
+    listed[: problem.top_k] = (place * number).sum(axis=1)
+    best[: problem.top_k] = jnp.where(place, every, 0.0).sum(axis=1)

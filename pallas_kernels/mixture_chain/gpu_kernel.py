@@ -1,7 +1,9 @@
 """The persistent kernel of the mixture chain: weights stream on while tokens wait for each other.
 
 A block of threads has two warpgroups, as in layer_chain. One loads weights: across the barriers
-between phases, but for the experts', which must have been chosen. The other computes.
+between phases, but for the experts', which must have been chosen. The other computes. What it sends
+to all blocks are words that say by themselves whether they are there; only the experts' hidden
+layers, which are long, lie behind a barrier of the whole grid.
 """
 
 from types import SimpleNamespace
@@ -24,49 +26,49 @@ from pallas_kernels.layer_chain.gpu_kernel import (
 from pallas_kernels.layer_chain.gpu_norm import norm_weights
 from pallas_kernels.layer_chain.gpu_plan import PARTS, TILE, UNIT, Plan, Stage
 from pallas_kernels.layer_chain.gpu_unit import SUMS, load_unit, store_unit, sum_parts
-from pallas_kernels.mixture_chain.gpu_choice import LISTED, choose, share_of
-from pallas_kernels.mixture_chain.gpu_count import await_count, begin_anew, count_up
-from pallas_kernels.mixture_chain.gpu_plan import Facts, Phase, units_of_expert
-from pallas_kernels.mixture_chain.gpu_store import load_numbers, store_numbers
-
-_SCRATCH = (
-    "ring",
-    "tokens",
-    "sums",
-    "listed",
-    "shares",
-    "full",
-    "all_full",
-    "free",
-    "ready",
-    "known",
+from pallas_kernels.mixture_chain.gpu_choice import LISTED, choose, shares_of
+from pallas_kernels.mixture_chain.gpu_plan import MEETINGS, ROUND, Facts, Phase, units_of_expert
+from pallas_kernels.mixture_chain.gpu_tokens import (
+    find_scores,
+    keep,
+    normalise,
+    own_expert,
+    router_row,
+    take_scores,
+    take_stream,
 )
+from pallas_kernels.mixture_chain.gpu_words import send_unit
+
+SENT = ("middle", "stream")  # what all blocks wait for
+_NARROW = plgpu.Layout.WG_STRIDED((SUMS,), vec_size=1)
 
 
 def launch(facts: Facts, plan: Plan, phases: tuple[Phase, ...], named: dict[str, Any]) -> None:
     """Run some phases. named: weights, inputs, and Refs of results, as gpu.py folds them."""
+    swizzle = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    scratch = {
+        "ring": plgpu.SMEM((2 * plan.slots, TILE, plan.columns), facts.dtype, transforms=swizzle),
+        "tokens": plgpu.SMEM((plan.chunks, PARTS, plan.columns), facts.dtype, transforms=swizzle),
+        "sums": plgpu.SMEM((2 * SUMS * PARTS,), jnp.float32),
+        "listed": plgpu.SMEM((LISTED,), jnp.int32),
+        "best": plgpu.SMEM((LISTED,), jnp.float32),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=plan.slots),
+        "all_full": plgpu.Barrier(num_arrivals=facts.visited, num_barriers=plan.slots),
+        "free": plgpu.Barrier(num_barriers=plan.slots),
+        "ready": plgpu.Barrier(num_barriers=plan.chunks),
+        "known": plgpu.Barrier(),  # the experts
+        "seen": plgpu.Barrier(),  # the whole stream behind them
+    }
 
     def mixture_chain(*refs: Any) -> None:
-        here = SimpleNamespace(**dict(zip((*named, *_SCRATCH), refs, strict=True)))
+        here = SimpleNamespace(**dict(zip((*named, *scratch), refs, strict=True)))
         warpgroup = lax.axis_index("warpgroup")
         pl.when(warpgroup == 0)(lambda: _compute(facts, plan, phases, here))
         pl.when(warpgroup == 1)(lambda: _stream(facts, plan, phases, here))
 
-    swizzle = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     plgpu.kernel(
         mixture_chain,
-        scratch_types=[
-            plgpu.SMEM((2 * plan.slots, TILE, plan.columns), facts.dtype, transforms=swizzle),
-            plgpu.SMEM((plan.chunks, PARTS, plan.columns), facts.dtype, transforms=swizzle),
-            plgpu.SMEM((2 * SUMS * PARTS,), jnp.float32),
-            plgpu.SMEM((LISTED,), jnp.int32),
-            plgpu.SMEM((LISTED,), jnp.float32),
-            plgpu.Barrier(num_arrivals=2, num_barriers=plan.slots),
-            plgpu.Barrier(num_arrivals=facts.visited, num_barriers=plan.slots),
-            plgpu.Barrier(num_barriers=plan.slots),
-            plgpu.Barrier(num_barriers=plan.chunks),
-            plgpu.Barrier(),
-        ],
+        scratch_types=list(scratch.values()),
         grid=(plan.blocks,),
         grid_names=("block",),
         num_threads=2,
@@ -99,13 +101,9 @@ def _stream(facts: Facts, plan: Plan, phases: tuple[Phase, ...], refs: Any) -> N
     done = jnp.int32(0)
     if Phase.OUT in phases:
         done = _stream_plain(facts.stage("out"), plan, refs, done)
-    if Phase.ROUTER in phases:
-        done = _stream_plain(facts.stage("router"), plan, refs, done)
-        if facts.shared:
-            done = _stream_plain(facts.stage("shared"), plan, refs, done)
+    if Phase.ROUTER in phases and facts.shared:
+        done = _stream_plain(facts.stage("shared"), plan, refs, done)
     if Phase.UP in phases or Phase.DOWN in phases:
-        if "near_following" in vars(refs):  # memory is idle while experts are chosen
-            bring_near(refs.near_following, plan.blocks)
         plgpu.barrier_wait(refs.known)
     if Phase.UP in phases:
         done = _stream_up(facts, plan, refs, done)
@@ -113,8 +111,9 @@ def _stream(facts: Facts, plan: Plan, phases: tuple[Phase, ...], refs: Any) -> N
         done = _stream_down(facts, plan, refs, done)
     if Phase.NEXT in phases and facts.fused is not None:
         done = _stream_plain(facts.stage("next"), plan, refs, done)
-    if "near_ahead" in vars(refs):
-        bring_near(refs.near_ahead, plan.blocks)
+        plgpu.barrier_wait(refs.seen)  # what blocks tell each other is not to wait for it
+    if "ahead" in vars(refs):
+        bring_near(refs.ahead, plan.blocks)
 
     @pl.loop(jnp.maximum(done - plan.slots, 0), done)  # every release must be seen before the end
     def _drain(use: Any) -> None:
@@ -207,45 +206,69 @@ def _compute(facts: Facts, plan: Plan, phases: tuple[Phase, ...], refs: Any) -> 
     """Phase after phase."""
     plgpu.set_max_registers(232, action="increase")
     together, done = len(phases) > 1, jnp.int32(0)
+    if together:
+        refs.round = refs.state[ROUND] + 1
     if Phase.OUT in phases:
         stage = facts.stage("out")
-        _take_tokens(facts, plan, stage, refs, None)
+        _take_tokens(facts, plan, stage, refs)
         done = _plain(facts, plan, stage, refs, done)
     if Phase.ROUTER in phases:
-        stage = facts.stage("router")
-        weights = norm_weights(facts.problem, plan, stage, refs)
-        if together:
-            meet(refs.state.at[pl.ds(0, 1)], plan.blocks)
-        _take_tokens(facts, plan, stage, refs, weights)
-        done = _plain(facts, plan, stage, refs, done)
-        if facts.shared:
-            done = _plain(facts, plan, facts.stage("shared"), refs, done)
-        if together:
-            await_count(refs.state.at[pl.ds(1, 1)], stage.units)
-    if Phase.UP in phases or Phase.DOWN in phases:
-        choose(refs.logits, refs.listed, refs.shares, facts.choice, bool(facts.interpret))
-        plgpu.barrier_arrive(refs.known)
+        done = _router(facts, plan, refs, done, together)
+    if not together and (Phase.UP in phases or Phase.DOWN in phases):
+        refs.shares = _choose(facts, refs)
     if Phase.UP in phases:
         stage = facts.stage("up")
         if not together:
-            _take_tokens(facts, plan, stage, refs, norm_weights(facts.problem, plan, stage, refs))
+            _take_stream(facts, plan, stage, refs)
         done = _plain(facts, plan, stage, refs, done)
         if together:
-            meet(refs.state.at[pl.ds(0, 1)], plan.blocks)
-            begin_anew(refs.state.at[pl.ds(1, 1)])  # nobody waits for the router any more
+            meet(refs.state.at[pl.ds(MEETINGS, 1)], plan.blocks)
+            _end_round(refs)  # everyone has read which one it is
     if Phase.DOWN in phases:
         done = _down(facts, plan, refs, done)
     if Phase.NEXT in phases and facts.fused is not None:
         stage = facts.stage("next")
-        weights = norm_weights(facts.problem, plan, stage, refs)
-        if together:
-            meet(refs.state.at[pl.ds(0, 1)], plan.blocks)
-        _take_tokens(facts, plan, stage, refs, weights)
+        _take_stream(facts, plan, stage, refs)
         _plain(facts, plan, stage, refs, done)
 
 
-def _take_tokens(facts: Facts, plan: Plan, stage: Stage, refs: Any, weights: Any) -> None:
-    Tokens(facts.problem, plan, stage, refs, jnp.int32(0)).begin(weights)
+def _router(facts: Facts, plan: Plan, refs: Any, done: Any, together: bool) -> Any:
+    """What decides on the experts, and the shared expert's first product."""
+    stage = facts.stage("shared")
+    row = router_row(facts, plan, refs, own_expert(facts))
+    weights = norm_weights(facts.problem, plan, facts.stage("up"), refs)
+    tokens = normalise(facts, take_stream(facts, plan, refs, "middle"), weights)
+    find_scores(facts, plan, refs, tokens, row)
+    keep(refs, tokens)
+    if together:
+        refs.shares = _choose(facts, refs)
+    return _plain(facts, plan, stage, refs, done) if facts.shared else done
+
+
+def _choose(facts: Facts, refs: Any) -> list[jax.Array]:
+    """Tells the loading warpgroup the experts; returns their shares."""
+    scores, interpret = take_scores(facts, refs), bool(facts.interpret)
+    choose(scores, refs.listed, refs.best, facts.choice, interpret)
+    plgpu.barrier_arrive(refs.known)
+    return shares_of(scores, refs.best, facts.choice, interpret)
+
+
+def _end_round(refs: Any) -> None:
+    @pl.when(lax.axis_index("block") == 0)
+    def _first() -> None:
+        refs.state[ROUND] = refs.round
+
+
+def _take_stream(facts: Facts, plan: Plan, stage: Stage, refs: Any) -> None:
+    weights = norm_weights(facts.problem, plan, stage, refs)
+    values = take_stream(facts, plan, refs, stage.source)
+    if stage.result == "fused":
+        plgpu.barrier_arrive(refs.seen)
+    keep(refs, normalise(facts, values, weights))
+
+
+def _take_tokens(facts: Facts, plan: Plan, stage: Stage, refs: Any) -> None:
+    Tokens(facts.problem, plan, stage, refs, jnp.int32(0)).begin(None)
 
 
 def _plain(facts: Facts, plan: Plan, stage: Stage, refs: Any, done: Any) -> Any:
@@ -299,11 +322,6 @@ def _finish(facts: Facts, stage: Stage, refs: Any, unit: Any, addend: jax.Array 
         parts = refs.sums.at[pl.ds(which * SUMS * PARTS, SUMS * PARTS)]
         return sum_parts(parts, interpret)
 
-    if stage.result == "logits":
-        store_numbers(refs.logits, unit, product(0), interpret)
-        if not interpret:
-            count_up(refs.state.at[pl.ds(1, 1)])
-        return
     value = _rounded(facts, product(0))
     if stage.gated:
         value = ACTIVATIONS[facts.activation](value) * _rounded(facts, product(1))
@@ -320,7 +338,11 @@ def _store(
     if addend is not None:
         value += addend.astype(jnp.float32)
     first = getattr(refs, stage.result), _place(stage, facts, unit)
-    store_unit(first, value.astype(facts.dtype), 1, 0, bool(facts.interpret))
+    value = value.astype(facts.dtype)
+    store_unit(first, value, 1, 0, bool(facts.interpret))
+    if stage.result in SENT and not facts.interpret:
+        start = pl.multiple_of(facts.words(stage.result) + unit * UNIT, UNIT)
+        send_unit(refs.state.at[pl.ds(start, UNIT)], value, refs.round)
 
 
 def _down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
@@ -328,10 +350,9 @@ def _down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
     stage = facts.stage("down")
     first, last = _share(stage.units, plan)
     steps = facts.ffn // plan.columns
-    _take_tokens(facts, plan, stage, refs, None)
+    _take_tokens(facts, plan, stage, refs)
     tokens = Tokens(facts.problem, plan, stage, refs, jnp.int32(0))
     filled = SimpleNamespace(**(vars(refs) | {"full": refs.all_full}))
-    shares = share_of(refs.shares, facts.choice)
 
     @pl.loop(first, last)
     def _unit(unit: Any) -> None:
@@ -344,10 +365,10 @@ def _down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
         plgpu.commit_smem()
         total = None
         for which in range(facts.visited):
-            part = load_numbers(refs.sums, which * UNIT, bool(facts.interpret))
-            part = _rounded(facts, part)
+            mine = refs.sums.at[pl.ds(which * UNIT, SUMS)]  # the first UNIT are wanted
+            part = _rounded(facts, plgpu.load(mine, layout=_NARROW, optimized=False))
             if which < facts.choice.top_k:
-                part = part * shares[which]
+                part = part * refs.shares[which]
             total = part if total is None else total + part
         _store(facts, stage, refs, unit, total, addend)
 

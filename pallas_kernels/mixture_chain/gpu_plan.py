@@ -20,6 +20,10 @@ from pallas_kernels.layer_chain.gpu_plan import (
     Problem,
     Stage,
 )
+from pallas_kernels.mixture_chain.checks import HEAD
+
+# Places in the state: how often blocks have met, and the rounds that are over; then words.
+MEETINGS, ROUND = 0, 1
 
 
 class Phase(StrEnum):
@@ -60,13 +64,16 @@ class Facts:
         """Experts that the token visits, the parts of the shared one included."""
         return self.choice.top_k + self.shared // self.ffn
 
+    def words(self, name: str) -> int:
+        """Where in the state lie the words of "middle", "stream" or "scores"."""
+        return HEAD + self.model * ("middle", "stream", "scores").index(name)
+
     def stage(self, name: str) -> Stage:
         """The product of this name."""
         norm, model, ffn = "mlp_norm", self.model, self.ffn
-        top_k, experts = self.choice.top_k, self.choice.experts
+        top_k = self.choice.top_k
         stages = {
             "out": Stage("attended", "out", "middle", self.inner, model, addend="residual"),
-            "router": Stage("middle", "router", "logits", model, experts, norm=norm),
             "shared": Stage("middle", "shared_gate_up", "hidden", model, self.shared, gated=True),
             "up": Stage("middle", "gate_up", "hidden", model, top_k * ffn, gated=True, norm=norm),
             # Of all experts together; `width` of it is that of one.

@@ -18,12 +18,12 @@ def run(
     attended: Float[Array, "1 inner"],
     residual: Float[Array, "1 model"],
     weights: MixtureWeights,
-    state: Int[Array, "2"],
+    state: Int[Array, " state"],
     *,
     choice: ChoiceProblem,
     eps: float,
     activation: str,
-) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, "2"]]:
+) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, " state"]]:
     """As mixture_chain."""
     x = residual + product(attended, weights.out)
     tokens = normed(x, weights.mlp_norm, eps)

@@ -115,7 +115,8 @@ def run_mixtures(
     links: Sequence[MixtureLink], x: Float[Array, "1 model"], calls: Sequence[Call]
 ) -> tuple[list[Float[Array, "1 model"]], list[LayerPages]]:
     """What each layer gives, as if they were called one after the other."""
-    fused, state = links[0].first(x), mixture_state()
+    experts = [one.mlp.router.problem(_ROWS).experts for one in links if isinstance(one.mlp, MoE)]
+    fused, state = links[0].first(x), mixture_state(x.shape[1], max(experts, default=0))
     seen, written = [], []
     for one, following, call in zip(links, [*links[1:], None], calls, strict=True):
         attended, pages = one.attention.attended(fused, *call)

@@ -83,7 +83,8 @@ def check(name: str) -> bool:
         )
 
         def run(*args: jax.Array, **options: str) -> tuple[jax.Array, ...]:
-            found = mixture_chain(*args, mixture_state(), choice=problem, **options, **OPTIONS)
+            state = mixture_state(sizes["model"], problem.experts)
+            found = mixture_chain(*args, state, choice=problem, **options, **OPTIONS)
             return tuple(each for each in found[:2] if each is not None)
 
         args = attended, residual, weights
@@ -107,7 +108,7 @@ def clock(name: str, depth: int) -> None:
     layers = [made(name, seed) for seed in range(depth)]
 
     def chain(x: jax.Array, fused: jax.Array, layers: list[MixtureWeights]) -> jax.Array:
-        state = mixture_state()
+        state = mixture_state(sizes["model"], problem.experts)
         for weights in layers:
             attended = fused[:, : sizes["inner"]]
             x, fused, state = mixture_chain(

@@ -52,7 +52,7 @@ def test_interpreted_without_races(
 ) -> None:
     attended, residual, weights = make(problem, **sizes)
     params = plgpu.InterpretGPUParams(detect_races=True)
-    state = mixture_state()
+    state = mixture_state(residual.shape[1], problem.experts)
     got = gpu.run(
         attended, residual, weights, state, choice=problem, interpret=params, plan=plan, **OPTIONS
     )
@@ -69,7 +69,7 @@ def test_interpreted_without_races(
 def test_lowers_for_cuda_and_is_chosen_there() -> None:
     problem = choice(64, 6)
     shapes = jax.eval_shape(lambda: make(problem, inner=1024, ffn=192, shared=384))
-    state = jax.eval_shape(mixture_state)
+    state = jax.eval_shape(lambda: mixture_state(512, problem.experts))
     with dispatch.lowering_for("cuda"):
         run = jax.jit(partial(mixture_chain, choice=problem, **OPTIONS))
         text = run.trace(*shapes, state).lower(lowering_platforms=("cuda",)).as_text()

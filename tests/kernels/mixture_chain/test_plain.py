@@ -18,7 +18,7 @@ def test_reference_means_the_layer(sizes: dict) -> None:
     arrays = make(problem, **sizes, dtype=jnp.float32)
     wanted = oracle(*arrays, problem, OPTIONS["eps"])
     got = mixture_chain(
-        *arrays, mixture_state(), choice=problem, implementation="reference", **OPTIONS
+        *arrays, mixture_state(512, 64), choice=problem, implementation="reference", **OPTIONS
     )
     for one, other in zip(got, wanted, strict=False):
         if other is None:
@@ -41,5 +41,6 @@ def test_reference_means_the_layer(sizes: dict) -> None:
 def test_what_does_not_fit_is_refused(change: dict, message: str) -> None:
     attended, residual, weights = make(choice())
     weights = replace(weights, **change)
+    state = mixture_state(512, 64)
     with pytest.raises(ValueError, match=message):
-        mixture_chain(attended, residual, weights, mixture_state(), choice=choice(), **OPTIONS)
+        mixture_chain(attended, residual, weights, state, choice=choice(), **OPTIONS)
