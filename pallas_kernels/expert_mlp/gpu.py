@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.expert_mlp import gpu_stream, gpu_wide
 from pallas_kernels.expert_mlp.checks import ExpertsProblem, Gate
+from pallas_kernels.expert_mlp.gpu_sort import sort_rows, sorts
 from pallas_kernels.expert_mlp.gpu_tiles import (
     Tiles,
     tiles_of_all_tokens,
@@ -95,8 +96,11 @@ def run(
     if shared is not None:
         experts, shares = _with_shared(experts, shares, shared, local, ffn)
         local += shared.down.shape[1] // ffn
-    tiles = _tiles(experts, local, plan)
-    rows = _rows(x, tiles, plan, interpret)
+    if wide and interpret is None and sorts(tokens, local, top_k, plan.sms):
+        rows, tiles = sort_rows(x, experts, num_experts=local, columns=plan.columns, sms=plan.sms)
+    else:
+        tiles = _tiles(experts, local, plan)
+        rows = _rows(x, tiles, plan, interpret)
     in_list = None
     if tokens == 1 and not plan.gather:
         # The list is the router's as it is: to put another one together takes a kernel.

@@ -1,10 +1,11 @@
-"""The choice of experts on Hopper in one small kernel: a block of threads serves 64 tokens.
+"""The choice of experts on Hopper in one small kernel: a block of threads serves 8 tokens.
 
 XLA makes a kernel each of the softmax, the sort, the gather of shares and what follows, which take
 longer to start than to run.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -16,23 +17,34 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.expert_mlp.choice import NOBODY, ChoiceProblem
 
-_ROWS = 64
-_COLUMNS = 8  # of the results: the smallest tile that holds all choices
-_MOST = 128  # experts whose scores fit registers, twice
+_ROWS = 8
+_MOST = 512  # experts whose scores fit registers
 _TAKEN = -3e38
-_TILE = plgpu.Layout.WGMMA
+
+
+def _columns(experts: int) -> int:
+    """Columns of a tile, and of the results."""
+    return 64 if experts % 64 == 0 else 32
+
+
+def _tile(columns: int) -> Any:
+    """16 lanes a token, so that even few tokens keep all lanes busy."""
+    return plgpu.Layout.TILED(
+        plgpu.Tiling(((_ROWS, columns), (2, columns), (columns // 16,))),
+        warp_dims=(-5,),
+        lane_dims=(-3, -2),
+        vector_dim=-1,
+    )
 
 
 def unsupported(problem: ChoiceProblem) -> str | None:
     """Why the kernel cannot serve this problem; None if it can."""
-    if problem.experts % 8 or problem.experts > _MOST:
-        return f"the number of experts must be a multiple of 8 up to {_MOST}"
-    if problem.top_k > _COLUMNS:
-        return f"more than {_COLUMNS} experts a token"
+    if problem.experts > _MOST:
+        return f"more than {_MOST} experts"
+    if problem.top_k > _columns(problem.experts):
+        return f"more than {_columns(problem.experts)} experts a token"
     if problem.tokens > _ROWS and problem.tokens % _ROWS:
         return f"more than {_ROWS} tokens must be a multiple of that"
-    if problem.groups > 1:
-        return "experts are chosen by groups"
     return None
 
 
@@ -44,36 +56,42 @@ def run(
     problem: ChoiceProblem,
     interpret: Any = None,
 ) -> tuple[Int[Array, "tokens choices"], Float[Array, "tokens choices"]]:
-    """As choose; the results have 8 columns."""
-    tokens, experts = logits.shape
-    rows = min(tokens, _ROWS)
+    """As choose; the results have 32 or 64 columns."""
+    tokens, experts = logits.shape[0], -(-problem.experts // 32) * 32
+    rows, columns = min(tokens, _ROWS), _columns(experts)
     named = [logits] if choice_bias is None else [logits, choice_bias.astype(jnp.float32)]
+    if experts != problem.experts:  # by experts that nobody chooses
+        behind = (0, experts - problem.experts)
+        widths = ((0, 0), behind), (behind,)
+        named = [
+            jnp.pad(each, width, constant_values=-jnp.inf)
+            for each, width in zip(named, widths, strict=False)
+        ]
 
     def body(*refs: Any) -> None:
         given, (experts_out, shares_out, line, chosen, shares, ready) = refs[:-6], refs[-6:]
         mine = pl.ds(lax.axis_index("block") * rows, rows)
         plgpu.copy_gmem_to_smem(given[0].at[mine], line.at[pl.ds(0, rows)], ready)
-        plgpu.barrier_wait(ready)
         bias = None
         if choice_bias is not None:
-            bias = plgpu.load(given[1], layout=_TILE.reduce(0), optimized=False)
-        value = plgpu.load(line, layout=_TILE, optimized=False)
+            bias = plgpu.load(given[1], layout=_tile(columns).reduce(0), optimized=False)
+        plgpu.barrier_wait(ready)
+        value = plgpu.load(line, layout=_tile(columns), optimized=False)
         chosen[...], shares[...] = _choose(value, bias, problem)
         plgpu.commit_smem()
         for source, target in ((chosen, experts_out), (shares, shares_out)):
             plgpu.copy_smem_to_gmem(source.at[pl.ds(0, rows)], target.at[mine])
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    shape = (_ROWS, _COLUMNS)
     found, shares = plgpu.kernel(
         body,
         out_type=[
-            jax.ShapeDtypeStruct((tokens, _COLUMNS), dtype) for dtype in (jnp.int32, jnp.float32)
+            jax.ShapeDtypeStruct((tokens, columns), dtype) for dtype in (jnp.int32, jnp.float32)
         ],
         scratch_types=[
             plgpu.SMEM((_ROWS, experts), jnp.float32),
-            plgpu.SMEM(shape, jnp.int32),
-            plgpu.SMEM(shape, jnp.float32),
+            plgpu.SMEM((_ROWS, columns), jnp.int32),
+            plgpu.SMEM((_ROWS, columns), jnp.float32),
             plgpu.Barrier(),
         ],
         grid=(tokens // rows,),
@@ -85,45 +103,91 @@ def run(
     return found, shares
 
 
+def _spread(row: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    return lax.broadcast_in_dim(row, shape, [0])
+
+
+def _column(shape: tuple[int, int]) -> jax.Array:
+    return plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_tile(_columns(shape[1]))).astype(
+        jnp.float32
+    )
+
+
+def _first(best: jax.Array, values: jax.Array) -> jax.Array:
+    """The column of each row's first value that is its best."""
+    wide = values.shape
+    return jnp.where(values == _spread(best, wide), _column(wide), 2.0 * _MOST).min(axis=1)
+
+
 def _choose(
     logits: jax.Array, bias: jax.Array | None, problem: ChoiceProblem
 ) -> tuple[jax.Array, jax.Array]:
-    """Experts and shares [64, 8] of logits [64, experts], all in registers."""
-    wide, narrow = logits.shape, (_ROWS, _COLUMNS)
-
-    def spread(row: jax.Array, shape: tuple[int, int]) -> jax.Array:
-        return lax.broadcast_in_dim(row, shape, [0])
-
-    def column(shape: tuple[int, int]) -> jax.Array:
-        return plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_TILE).astype(jnp.float32)
+    """Experts and shares [8, columns] of logits [8, experts], all in registers."""
+    wide = logits.shape
+    narrow = (_ROWS, _columns(wide[1]))
 
     def full(value: float) -> jax.Array:
-        return plgpu.layout_cast(jnp.full(narrow, value, jnp.float32), _TILE)
+        return plgpu.layout_cast(jnp.full(narrow, value, jnp.float32), _tile(narrow[1]))
 
+    column = _column(wide)
     # The best softmax is that of the best logit, so only the chosen ones need one.
-    direct = problem.softmax and bias is None
+    direct = problem.softmax and bias is None and problem.groups == 1
     scores = logits
     if problem.softmax:
         top = logits.max(axis=1)
-        powers = jnp.exp(logits - spread(top, wide))
+        powers = jnp.exp(logits - _spread(top, wide))
         total = powers.sum(axis=1)
         if not direct:
-            scores = powers * spread(1 / total, wide)
+            scores = powers * _spread(1 / total, wide)
     else:
         scores = 1 / (1 + jnp.exp(-logits))
     wanted = scores if bias is None else scores + lax.broadcast_in_dim(bias, wide, [1])
+    if problem.groups > 1:
+        wanted = _within_groups(wanted, problem)
     chosen, shares = full(float(NOBODY)), full(0.0)
     for turn in range(problem.top_k):
         best = wanted.max(axis=1)
-        first = jnp.where(wanted == spread(best, wide), column(wide), float(_MOST)).min(axis=1)
-        taken = column(wide) == spread(first, wide)
+        first = _first(best, wanted)
+        taken = column == _spread(first, wide)
         share = jnp.exp(best - top) / total if direct else best
         if bias is not None:
             share = jnp.where(taken, scores, jnp.zeros_like(scores)).sum(axis=1)
         wanted = jnp.where(taken, jnp.full_like(wanted, _TAKEN), wanted)
-        mine = column(narrow) == float(turn)
-        chosen = jnp.where(mine, spread(first, narrow), chosen)
-        shares = jnp.where(mine, spread(share, narrow), shares)
+        mine = _column(narrow) == float(turn)
+        chosen = jnp.where(mine, _spread(first, narrow), chosen)
+        shares = jnp.where(mine, _spread(share, narrow), shares)
     if problem.normalise:
-        shares = shares / (spread(shares.sum(axis=1), narrow) + 1e-20)
+        shares = shares / (_spread(shares.sum(axis=1), narrow) + 1e-20)
     return chosen.astype(jnp.int32), shares * problem.scale
+
+
+def _within_groups(wanted: jax.Array, problem: ChoiceProblem) -> jax.Array:
+    """Scores of experts outside the best groups become less than any."""
+    size, wide = problem.experts // problem.groups, wanted.shape
+    column, none = _column(wide), jnp.full_like(wanted, _TAKEN)
+    inside: list[Callable[[], jax.Array]] = [
+        lambda g=g: (column >= float(g * size)) & (column < float((g + 1) * size))
+        for g in range(problem.groups)
+    ]
+    worth = []
+    for mine in inside:
+        left = jnp.where(mine(), wanted, none)
+        best = left.max(axis=1)
+        total = best
+        for _ in range(problem.group_best - 1):
+            left = jnp.where(column == _spread(_first(best, left), wide), none, left)
+            best = left.max(axis=1)
+            total = total + best
+        worth.append(total)
+    kept = [jnp.zeros_like(each) for each in worth]
+    for _ in range(problem.top_groups):
+        best = reduce(jnp.maximum, worth)
+        free = jnp.ones_like(best)
+        for g in range(problem.groups):
+            hit = jnp.where(worth[g] == best, free, jnp.zeros_like(best))
+            free, kept[g] = free - hit, kept[g] + hit
+            worth[g] = jnp.where(hit > 0.5, jnp.full_like(best, _TAKEN), worth[g])
+    for mine, group in zip(inside, kept, strict=True):
+        dropped = jnp.where(mine(), 1 - _spread(group, wide), jnp.zeros_like(wanted))
+        wanted = jnp.where(dropped > 0.5, none, wanted)
+    return wanted

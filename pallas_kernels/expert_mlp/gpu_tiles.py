@@ -16,8 +16,8 @@ class Tiles(NamedTuple):
     """expert: of each tile; ends: the last one is the number of live tiles.
 
     place: where the results of a token's expert are, which says nothing where `mine` is False:
-    there is no such expert here. token: whose row a place holds, None where every tile holds all
-    tokens.
+    there is no such expert here. token: whose row a place holds, nobody's where the rows lie there
+    already; None where every tile holds all tokens.
     """
 
     expert: Int[Array, " tiles"]

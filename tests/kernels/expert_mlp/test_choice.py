@@ -26,13 +26,25 @@ SOFTMAX = ChoiceProblem(
 )
 CASES = {
     "softmax": SOFTMAX,
-    "two blocks": replace(SOFTMAX, tokens=128, experts=24, top_k=8, normalise=False),
+    "two blocks": replace(SOFTMAX, tokens=16, experts=24, top_k=8, normalise=False),
+    "groups": replace(SOFTMAX, experts=160, groups=8, top_groups=3, tokens=3),
+    "sigmoid, groups": replace(
+        SOFTMAX, softmax=False, experts=256, groups=8, top_groups=4, group_best=2, tokens=8
+    ),
     "sigmoid": replace(SOFTMAX, softmax=False, experts=16, top_k=2),
 }
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax", "sigmoid", pytest.param("two blocks", marks=pytest.mark.slow)]
+    "name",
+    [
+        "softmax",
+        "sigmoid, groups",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("groups", "sigmoid", "two blocks")
+        ),
+    ],
 )
 def test_interpreted_without_races(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     problem = CASES[name]
@@ -63,10 +75,9 @@ def test_lowers_for_cuda_and_is_chosen_there() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"experts": 256}, "multiple of 8 up to 128"),
-        ({"top_k": 9}, "more than 8"),
-        ({"tokens": 100}, "more than 64 tokens"),
-        ({"groups": 4}, "by groups"),
+        ({"experts": 1024}, "more than 512 experts"),
+        ({"experts": 96, "top_k": 33}, "more than 32 experts a token"),
+        ({"tokens": 100}, "more than 8 tokens"),
     ],
 )
 def test_says_what_it_cannot_serve(change: dict, reason: str) -> None:
