@@ -4,6 +4,8 @@ Attention of one short row is a matter of waiting. Where it begins the kernel th
 layer's products, their weights stream meanwhile.
 """
 
+from typing import Any
+
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import layer_chain, qkv_attention
@@ -84,7 +86,7 @@ def has_kernel(
     """Whether attend_chain would run a kernel, and none was asked for by name for its parts: where
     not, attention has one of its own, or none.
     """
-    options = {
+    options: dict[str, Any] = {
         "rotation": rotation,
         "norms": norms,
         "window": window,
