@@ -64,7 +64,7 @@ def describe(
     expert_parallel_size: int = 1,
     policy: PolicyName = None,
 ) -> Described:
-    """Finds the policy and maps every tensor; whatever is wrong is refused here, no weight loaded."""
+    """Finds the policy and maps every tensor; what is wrong is refused here, no weight loaded."""
     choice = find_policy(checkpoint.config, checkpoint.source.tensors(), policy)
     check_experts(choice.policy, expert_parallel_size)
     layout = MeshLayout(make_mesh(tensor=tensor_parallel_size, expert=expert_parallel_size))
