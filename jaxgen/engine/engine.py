@@ -124,8 +124,8 @@ class InferenceEngine:
         return logits[given, : self.model.config.vocab_size]
 
     def warm_up(self, *, logits: bool = False) -> None:
-        """Compiles every step that generation can need, and runs it; with logits also compiles
-        those of `put`.
+        """Compiles every step that generation can need, and runs it where a first run costs more;
+        with logits also compiles those of `put`.
 
         From now on a compile is counted in `runner.late_compiles` and logged as a fault.
         RuntimeError while sequences are tracked: warm up before the first request.
@@ -142,7 +142,7 @@ class InferenceEngine:
         rows = {bucket.rows for bucket in self.buckets}
         keys += [Draw(count, kind) for count in rows for kind in self.runner.sampling_kinds]
         self.runner.warm_up(keys)
-        if not self.config.enforce_eager:
+        if self.runner.loads_late and not self.config.enforce_eager:
             self._run_everything()
 
     def _run_everything(self) -> None:

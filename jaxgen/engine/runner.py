@@ -109,6 +109,11 @@ class StepRunner:
         return len(self._programs)
 
     @property
+    def loads_late(self) -> bool:
+        """Whether programs reach their device when they first run, not when they are compiled."""
+        return self.model.mesh.devices.flat[0].platform != "cpu"
+
+    @property
     def sampling_kinds(self) -> tuple[Demand, ...]:
         """The kinds of draws that there are on this platform."""
         return compiled_demands(self.model.mesh.devices.flat[0].platform)

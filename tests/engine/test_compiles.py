@@ -135,6 +135,24 @@ def test_warm_up_is_for_an_idle_engine(llm):
     llm.engine.flush(1)
 
 
+def test_where_first_runs_cost_more_every_step_has_had_one(llm, monkeypatch):
+    """What a GPU's warm-up runs, without a row, changes nothing for those who come."""
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=6, ignore_eos=True, logprobs=1)
+    prompts = [[5, 6, 7], [8] * 20]
+    before = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    ran = []
+    sample = StepRunner.sample
+    monkeypatch.setattr(StepRunner, "loads_late", True)
+    monkeypatch.setattr(
+        StepRunner,
+        "sample",
+        lambda runner, bucket, *rest: ran.append(bucket) or sample(runner, bucket, *rest),
+    )
+    llm.engine.warm_up()
+    assert ran == list(llm.engine.buckets)
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == before
+
+
 def test_one_transfer_a_step_and_no_wait_but_for_tokens(llm, monkeypatch):
     """Implicit transfers raise; the explicit ones are counted."""
     sent, read = [], []
