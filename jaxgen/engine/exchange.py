@@ -13,8 +13,7 @@ from jax.export import DisabledSafetyCheck
 from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
-from jaxgen.engine.compiler_options import compiler_options
-from jaxgen.engine.step import DONATED
+from jaxgen.engine.step import jit_forward
 
 # Sent and read by the same version of everything, they need no promise to stay as they are.
 _KERNELS = [DisabledSafetyCheck.custom_call(name) for name in ("mosaic_gpu", "mosaic_gpu_v2")]
@@ -43,7 +42,4 @@ def unpack(data: bytes, arguments: Sequence[Any], mesh: Mesh) -> Lowered:
     def forward(*arguments: Any) -> Any:  # noqa: ANN401
         return out_tree.unflatten(exported.call(*jax.tree.leaves(arguments)))
 
-    jitted = jax.jit(
-        forward, donate_argnums=DONATED, keep_unused=True, compiler_options=compiler_options(mesh)
-    )
-    return jitted.lower(*arguments)
+    return jit_forward(forward, mesh).lower(*arguments)

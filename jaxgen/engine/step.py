@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
@@ -41,7 +41,7 @@ _SCORED_AT_ONCE = 128
 _NEVER = -(2**31)
 """No part of a batch holds it."""
 
-DONATED = (1, 2)
+_DONATED = (1, 2)
 """Which arguments of a forward are donated: pages and spent logits."""
 
 type Logits = Float[Array, "rows padded_vocab"]
@@ -209,11 +209,16 @@ def _jit_on_pages(
         out_specs=(pages, *[_REPLICATED] * outputs),
         eager=eager,
     )
+    return jit_forward(mapped, model.mesh)
+
+
+def jit_forward(forward: Callable[..., Any], mesh: Mesh) -> Wrapped:
+    """Jitted, with pages and spent logits donated."""
     return jax.jit(
-        mapped,
-        donate_argnums=DONATED,
-        keep_unused=True,
-        compiler_options=compiler_options(model.mesh),
+        forward,
+        donate_argnums=_DONATED,
+        keep_unused=True,  # spent logits are only memory
+        compiler_options=compiler_options(mesh),
     )
 
 
