@@ -47,8 +47,8 @@ def program_folder() -> Path | None:
 def jax_cache_left_out() -> Generator[None]:
     """Within it no thread of this process reads or writes JAX's own cache.
 
-    For programs that are to be written elsewhere: XLA's CPU programs that came out of that cache
-    lose their functions when they are written again.
+    For what it does not serve: XLA's CPU programs that came out of it lose their functions when
+    they are written again elsewhere, and programs for devices that are not there cannot be read.
     """
     _leave_out(1)
     try:

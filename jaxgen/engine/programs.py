@@ -48,6 +48,7 @@ class Memory(Protocol):
     temp_size_in_bytes: int
     output_size_in_bytes: int
     alias_size_in_bytes: int
+    generated_code_size_in_bytes: int
 
 
 def step_bytes(forward: Memory, draw: Memory) -> int:

@@ -37,7 +37,6 @@ from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.load import abstract
 from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
 from jaxgen_models.registry import find_policy
-from pallas_kernels.dispatch import lowering_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def plan_deployment(
     context: keys that a decode step's rows see in the estimate; half the longest sequence if None.
     RefusedInput for what could not be served anywhere; what merely does not fit is in `shortfall`.
     """
-    with lowering_for(topology.platform):
+    with topology.compiling():
         model = _abstract_model(config, topology, engine_config, policy)
         longest = longest_context(model, engine_config)
         if context is not None and not 1 <= context <= longest:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import jax
 
 from jaxgen.engine.model import Model
-from jaxgen.engine.programs import Draw, Forward, Kind, Programs, Sizes, step_bytes
+from jaxgen.engine.program_keys import Draw, Forward, Kind, ProgramKey, Sizes
+from jaxgen.engine.programs import Memory, Programs, step_bytes
 from jaxgen.engine.scoring import scoring_buckets
 from jaxgen.ragged.buckets import Bucket, Buckets
 from jaxgen.sampling import compiled_demands
@@ -72,7 +73,7 @@ def compile_programs(
     room for that one.
 
     RefusedInput where the compiler finds no room for one, naming what to lower. Call it under
-    `lowering_for(platform)`. The cache is given one page a group: what a step needs
+    `Topology.compiling`. The cache is given one page a group: what a step needs
     beside its arguments does not depend on how many there are.
     """
     sizes = Sizes((1,) * len(model.policy.cache_windows), block_size, num_slots)
@@ -83,54 +84,65 @@ def compile_programs(
         "prefill": Forward(buckets.mixed[-1]),
         SCORED: Forward(scoring_buckets(buckets)[-1], Kind.SCORED),
     }
-    lowered = [
-        (
-            name,
-            step.bucket,
-            programs.lower(step),
-            programs.lower(Draw(step.bucket.rows, demand)),
+    draws = {name: Draw(step.bucket.rows, demand) for name, step in steps.items()}
+    # Steps of as many rows share their draw.
+    lowered = {key: programs.lower(key) for key in (*steps.values(), *draws.values())}
+    with ThreadPoolExecutor() as pool:
+        compiled = dict(
+            zip(lowered, pool.map(_compile, lowered.keys(), lowered.values()), strict=True)
         )
-        for name, step in steps.items()
-    ]
     # XLA may leave a sum over a group of one in the program; it moves nothing.
     alone = model.tensor_shards * model.mesh.shape["expert"] == 1
-    with ThreadPoolExecutor() as pool:
-        return tuple(pool.map(lambda entry: _compile(*entry, alone=alone), lowered))
+    return tuple(
+        _program(name, step.bucket, compiled[step], compiled[draws[name]], alone=alone)
+        for name, step in steps.items()
+    )
 
 
-def _compile(
-    name: str,
-    bucket: Bucket,
-    forward: jax.stages.Lowered,
-    draw: jax.stages.Lowered,
-    *,
-    alone: bool,
-) -> Program:
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    memory: Memory
+    hlo: str
+    seconds: float
+
+
+def _compile(key: ProgramKey, lowered: jax.stages.Lowered) -> _Compiled:
     start = time.perf_counter()
     try:
-        compiled = forward.compile()
-        drawn = draw.compile().memory_analysis()
+        compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         said = str(error).partition("\n")[0].removeprefix("RESOURCE_EXHAUSTED: ").rstrip(". ")
         raise RefusedInput(
-            f"the {name} step of {bucket.tokens} tokens in {bucket.rows} rows does not compile: "
-            f"{said}. Lower max_num_batched_tokens or max_num_seqs, or raise tensor_parallel_size"
+            f"{_described(key)} does not compile: {said}. "
+            "Lower max_num_batched_tokens or max_num_seqs, or raise tensor_parallel_size"
         ) from error
     seconds = time.perf_counter() - start
     memory, hlo = compiled.memory_analysis(), compiled.as_text()
-    if memory is None or drawn is None or hlo is None:
-        raise RuntimeError(f"XLA says nothing of the program of {bucket} for this platform")
+    if memory is None or hlo is None:
+        raise RuntimeError(f"XLA says nothing of {_described(key)} on this platform")
+    return _Compiled(memory, hlo, seconds)
+
+
+def _described(key: ProgramKey) -> str:
+    if isinstance(key, Draw):
+        return f"the draw for {key.rows} rows"
+    return f"the step of {key.bucket.tokens} tokens in {key.bucket.rows} rows"
+
+
+def _program(
+    name: str, bucket: Bucket, forward: _Compiled, draw: _Compiled, *, alone: bool
+) -> Program:
     return Program(
         name,
         bucket,
-        temporary_bytes=step_bytes(memory, drawn),
-        code_bytes=int(memory.generated_code_size_in_bytes),
-        aliased=memory.alias_size_in_bytes > 0,
-        collectives=() if alone else read_collectives(hlo),
-        kernels=count_kernels(hlo),
-        compile_seconds=seconds,
+        temporary_bytes=step_bytes(forward.memory, draw.memory),
+        code_bytes=int(forward.memory.generated_code_size_in_bytes),
+        aliased=forward.memory.alias_size_in_bytes > 0,
+        collectives=() if alone else read_collectives(forward.hlo),
+        kernels=count_kernels(forward.hlo),
+        compile_seconds=forward.seconds + draw.seconds,
     )
 
 

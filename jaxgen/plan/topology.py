@@ -7,15 +7,18 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import jax
 from jax.experimental import topologies
 
+from jaxgen.compile_cache import jax_cache_left_out
 from jaxgen.plan.chips import CHIPS, Chip
 from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.mesh_layout import Device
+from pallas_kernels.dispatch import lowering_for
 
 # A size of zero would end the process inside libtpu; nobody has five digits of chips in a row.
 _NAME = re.compile(r"(?P<kind>[a-z0-9]+):(?P<shape>[1-9]\d{0,3}(x[1-9]\d{0,3})*)")
@@ -62,6 +65,17 @@ class Topology:
     def platform(self) -> str:
         """As `pallas_kernels.dispatch` names it."""
         return "cpu" if self.chip is None else self.chip.platform
+
+    @contextmanager
+    def compiling(self) -> Generator[None]:
+        """Within it programs are lowered and compiled for this machine.
+
+        JAX's cache is left out where devices are descriptions: it keeps such programs and then
+        cannot read them, since there is nothing to load them on.
+        """
+        described = self.chip is not None
+        with lowering_for(self.platform), jax_cache_left_out() if described else nullcontext():
+            yield
 
 
 def parse_topology(name: str) -> Topology:

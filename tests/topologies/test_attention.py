@@ -21,14 +21,15 @@ OPTIONS = {"window": 100, "soft_cap": 30.0}
 
 def check_program(topology, step, pages, *arguments, rows=ROWS, blocks=BLOCKS):
     """One device's program of step(pages, rows, *arguments) is in place and copies no pages."""
-    mesh = Mesh(np.array(parse_topology(topology).devices[:1]), ("x",))
+    machine = parse_topology(topology)
+    mesh = Mesh(np.array(machine.devices[:1]), ("x",))
     one = NamedSharding(mesh, PartitionSpec())
     ragged = RaggedRows(*[ints(rows)] * 3, ints(rows, blocks), ints())
     placed = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one),
         (pages, ragged, *arguments),
     )
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    with machine.compiling(), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         program = jax.jit(step, donate_argnums=0).lower(*placed).compile()
     page_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pages))
     memory, hlo = program.memory_analysis(), program.as_text()

@@ -15,7 +15,8 @@ GATE = ActivatedGate("silu")
 
 def compiled(topology, tokens, top_k, experts, model, ffn):
     """The program for one device of the machine, and the bytes of the second products' weights."""
-    mesh = Mesh(np.array(parse_topology(topology).devices[:1]), ("x",))
+    machine = parse_topology(topology)
+    mesh = Mesh(np.array(machine.devices[:1]), ("x",))
     one = NamedSharding(mesh, PartitionSpec())
 
     def shape(*sizes, dtype=jnp.bfloat16):
@@ -33,7 +34,7 @@ def compiled(topology, tokens, top_k, experts, model, ffn):
     def serve(*arrays):
         return tpu.run(*arrays, gate=GATE, bias=None)
 
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    with machine.compiling(), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return jax.jit(serve).lower(*arguments).compile(), down.size * down.dtype.itemsize
 
 

@@ -29,6 +29,17 @@ def test_steps_compile_for_tpus(golden_dir, capsys, fixture, topology, mesh):
     assert all(program["aliased"] for program in plan["programs"])
 
 
+def test_one_process_plans_the_same_machine_again(golden_dir, capsys):
+    """JAX's own cache, which is on in tests as in the command, cannot read such programs."""
+    arguments = ["plan", str(golden_dir("llama_plain")), "--topology", "v5e:2x2", "--json", *SMALL]
+    plans = []
+    for _ in range(2):
+        assert main(arguments) == 0
+        (plan,) = json.loads(capsys.readouterr().out)["plans"]
+        plans.append({key: plan[key] for key in ("memory", "kv_tokens", "estimates")})
+    assert plans[0] == plans[1]
+
+
 def test_what_does_not_fit_says_how_much_is_missing_and_what_would_help(capsys):
     arguments = ["plan", "llama-3.1-8b", "--topology", "v5e:2x2", *SMALL]
     assert main(arguments) == 2
