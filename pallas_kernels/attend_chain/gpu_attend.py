@@ -1,4 +1,4 @@
-"""The chain's first stage where one token attends: its heads turn, are written and attend.
+"""A chain's first stage where one token attends: its heads turn, are written and attend.
 
 A block of threads takes one KV head, or a piece of what it sees; those that have none go on to
 their weights, which stream meanwhile: so attention costs no launch and leaves no memory idle.
@@ -82,15 +82,31 @@ class Attending:
         }
 
     def run(self, problem: Problem, plan: Plan, refs: Any) -> None:
-        """This block's share: its unit, and its part in what the whole grid does."""
-        block, heads = lax.axis_index("block"), jnp.int32(self.kv_heads)
-        piece = lax.div(block, heads) + self.first
+        """This block's share: its unit, and its part in what the whole grid does.
+
+        Heads begin where a product of fewer units than blocks leaves a block without one.
+        """
+        block, blocks = lax.axis_index("block"), jnp.int32(plan.blocks)
+        head = lax.div((block + 1) * self.kv_heads - 1, blocks)
+        piece = block - lax.div(head * blocks, jnp.int32(self.kv_heads)) + self.first
         is_busy = piece < (self.pieces if self.after is None else self.after)
-        pl.when(is_busy)(lambda: _unit(problem, plan, refs, self, lax.rem(block, heads), piece))
-        if not problem.interpret:
-            pieces = refs.places[0, Place._fields.index("pieces")]
-            pl.when(~is_busy)(lambda: _meet_if_cut(pieces, plan, refs))
-        plgpu.barrier_arrive(refs.opened)
+        pl.when(is_busy)(lambda: _unit(problem, plan, refs, self, head, piece))
+
+        @pl.when(~is_busy)
+        def _idle() -> None:
+            plgpu.barrier_arrive(refs.opened)
+            if not problem.interpret:
+                _meet_if_cut(refs.places[0, Place._fields.index("pieces")], plan, refs)
+
+    def hand_on(self, refs: Any, head: Any) -> None:
+        """Begin to write a KV head's outputs, from the line, for all blocks to read."""
+        width = refs.attended.shape[1]
+        for index in range(self.group):
+            column = (head * self.group + index) * HEAD
+            row = lax.div(column, jnp.int32(width))
+            at = pl.ds(pl.multiple_of(lax.rem(column, jnp.int32(width)), HEAD), HEAD)
+            target = refs.attended.at[pl.ds(row, 1), at]
+            plgpu.copy_smem_to_gmem(refs.line.at[pl.ds(index, 1)], target)
 
 
 def _meet_if_cut(pieces: Any, plan: Plan, refs: Any) -> None:
@@ -151,6 +167,7 @@ def _unit(problem: Problem, plan: Plan, refs: Any, one: Attending, head: Any, pi
     is_own = (place.page < one.num_pages) & unit.leads
     pl.when(is_own)(lambda: _write(refs, one, unit))
     plgpu.wait_smem_to_gmem(0)
+    plgpu.barrier_arrive(refs.opened)
 
 
 def _turn(refs: Any, one: Attending) -> jax.Array:
@@ -300,9 +317,7 @@ def _block(problem: Problem, blocks: _Blocks, i: Any, state: Softmax) -> Softmax
 def _store(
     problem: Problem, refs: Any, one: Attending, unit: _Unit, state: Softmax, heads: jax.Array
 ) -> None:
-    """Begin to write the finished heads, for all blocks to read; zeros for padding. The new key
-    and value stay in the line.
-    """
+    """Hand on the finished heads; zeros for padding. The new key and value stay in the line."""
     top, total = state.top, state.total
     fade = row_vector(1.0)
     if one.sinks:
@@ -315,9 +330,4 @@ def _store(
     row = plgpu.broadcasted_iota(jnp.int32, (ROWS, HEAD), 0, layout=TILE)
     _to_line(refs, jnp.where(row < one.group, out.astype(problem.dtype), heads))
     plgpu.commit_smem()
-    width = refs.attended.shape[1]
-    for index in range(one.group):
-        column = (unit.head * one.group + index) * HEAD
-        row = lax.div(column, jnp.int32(width))
-        at = pl.ds(pl.multiple_of(lax.rem(column, jnp.int32(width)), HEAD), HEAD)
-        plgpu.copy_smem_to_gmem(refs.line.at[pl.ds(index, 1)], refs.attended.at[pl.ds(row, 1), at])
+    one.hand_on(refs, unit.head)

@@ -31,7 +31,8 @@ _TO_COPY_ENGINE = "fence.proxy.async.global;"
 def meet(state: Any, blocks: int) -> None:
     """Wait until every block's warpgroup is here; all see what all have written to global memory.
 
-    state: int32 [1] in global memory, zero before its first use. Every block must be resident.
+    state: int32 in global memory, whose first number is zero before its first use. Every block must
+    be resident.
     """
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
