@@ -22,7 +22,9 @@ ORDERS_A_STEP = 64
 """Orders taken between two steps: a burst of requests must not hold up those that run."""
 
 MOST_FAILURES = 3
-"""Steps that may fail on the device, one after another, before the engine is given up."""
+"""Steps that may fail on the device before the engine is given up, if none between them gave a
+token: that a step could be sent says nothing, most fail when they are read.
+"""
 
 type News = list[tuple[Stream, list[CompletionDelta], FinishedRequest | None]]
 """For each request that got something: its stream, what, and its record if it has ended."""
@@ -120,8 +122,9 @@ class EngineThread:
 
     def _step(self) -> None:
         try:
-            changed: Iterable[RequestOutput] = self.loop.step()
-            self._failures = 0
+            changed = self.loop.step()
+            if changed:
+                self._failures = 0
         except StepFailed:
             self._failures += 1
             if self._failures >= MOST_FAILURES:

@@ -15,6 +15,7 @@ from jaxgen.ragged.buckets import Buckets
 from jaxgen.sampling import InvalidParameter, SamplingParams
 from jaxgen.schedule.verdict import SchedulingError
 from jaxgen.serving.async_engine import AsyncEngine, EngineDead
+from jaxgen.serving.async_engine_thread import MOST_FAILURES
 from jaxgen_checkpoints.errors import RefusedInput
 
 PROMPTS = ([5, 6, 7], [300, 1, 2, 9, 44, 17, 230], list(range(100, 120)), [404])
@@ -252,6 +253,28 @@ def test_a_failed_step_ends_its_requests_and_the_next_are_served(loop, llm, alon
             ids, *_ = await collect(engine, "next", PROMPTS[0], greedy())
             assert ids == alone[0].token_ids
             assert engine.healthy
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_device_that_fails_at_every_read_is_given_up(loop, llm, monkeypatch):
+    """Each of its steps can be sent; nobody may be told for ever that it is healthy."""
+
+    def failing(results):
+        raise StepFailed("the device said no")
+
+    monkeypatch.setattr(llm.engine.runner, "read", failing)
+
+    async def main():
+        async with running(loop, llm) as engine:
+            for number in range(MOST_FAILURES - 1):
+                *_, last = await collect(engine, str(number), PROMPTS[0], greedy())
+                assert last.completions[0].finish_reason is FinishReason.ERROR
+                assert engine.healthy
+            with pytest.raises(EngineDead, match="said no"):
+                await collect(engine, "last", PROMPTS[0], greedy())
+            assert not engine.healthy
 
     asyncio.run(main())
 
