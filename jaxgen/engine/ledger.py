@@ -9,8 +9,8 @@ from jaxgen.engine.constraints import Constraint, ConstraintPool
 from jaxgen.engine.continuation import Continuation
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.outputs import FinishReason, RequestOutput, RequestTimes
-from jaxgen.grammar.compiler import Grammar, GrammarCompiler
-from jaxgen.grammar.rules import rules_of
+from jaxgen.grammar.rules import RuleCompiler
+from jaxgen.grammar.token_mask import MaskSource
 from jaxgen.sampling import SamplingParams, SlotRow, slot_row
 from jaxgen.schedule.request import Request
 from jaxgen.schedule.scheduler import Scheduler
@@ -22,7 +22,7 @@ _FIRST_UID = 1 << 40  # far from the uids that callers of `put` choose
 class Ledger:
     """Every request has its output here, and every continuation its scheduled request.
 
-    To be read: continuations (by uid; those that have not ended), scheduler, grammars, masks, and
+    To be read: continuations (by uid; those that have not ended), scheduler, rules, masks, and
     scored (by uid: the outputs whose prompts are scored, and how many likeliest tokens of each
     position).
     """
@@ -34,7 +34,7 @@ class Ledger:
         self._vocab_size = int(engine.model.config.vocab_size)
         self._tokenizer = tokenizer
         self._eos_ids = tuple(eos_ids)
-        self.grammars = GrammarCompiler(tokenizer, self._vocab_size, eos_ids)
+        self.rules = RuleCompiler(tokenizer, self._vocab_size, eos_ids)
         self.scheduler = Scheduler(engine.limits, engine.state)
         self.masks = ConstraintPool()
         self.scored: dict[int, tuple[RequestOutput, int]] = {}
@@ -66,15 +66,15 @@ class Ledger:
         priority: int = 0,
         arrival: float = 0.0,
         cache_salt: str | None = None,
-        grammar: Grammar | None = None,
+        rules: Items[MaskSource] | None = None,
     ) -> RequestOutput:
         """As GenerationLoop.submit."""
         if request_id in self._outputs:
             raise ValueError(f"request {request_id} is in the engine already")
         params.validate(self._vocab_size)
         ids = self._engine.check_tokens(request_id, prompt_ids).tolist()
-        if params.structured_outputs is not None and grammar is None:
-            grammar = self.grammars.compile(params.structured_outputs)
+        if rules is None:
+            rules = self.rules.compile(params)
         room = max(1, self._engine.state.max_context - len(ids))
         wanted = room if params.max_tokens is None else params.max_tokens
         output = RequestOutput(
@@ -95,7 +95,7 @@ class Ledger:
                 )
                 self.scheduler.submit(request)
                 begun.append(request)
-                self._begin(request, output, index, params, seed + index, grammar)
+                self._begin(request, output, index, params, seed + index, rules)
             self.slot_row(begun[0])  # refuses now what admission would refuse in mid-step
         except (RuntimeError, ValueError):
             for request in begun:
@@ -114,10 +114,10 @@ class Ledger:
         index: int,
         params: SamplingParams,
         seed: int,
-        grammar: Grammar | None,
+        rules: Items[MaskSource],
     ) -> None:
-        rules = rules_of(params, grammar, self._tokenizer, self._vocab_size)
-        constraint = Constraint(rules, self._vocab_size) if rules else None
+        own = [rule.copy() for rule in rules]
+        constraint = Constraint(own, self._vocab_size) if own else None
         self.continuations[request.uid] = Continuation(
             request, output, index, params, seed, self._eos_ids, self._tokenizer, constraint
         )

@@ -18,7 +18,8 @@ from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.ledger import Ledger
 from jaxgen.engine.outputs import FinishReason, RequestOutput
 from jaxgen.engine.scoring import ScoredChunk, scored_chunks, scoring_bucket, targets
-from jaxgen.grammar.compiler import Grammar, GrammarCompiler
+from jaxgen.grammar.rules import RuleCompiler
+from jaxgen.grammar.token_mask import MaskSource
 from jaxgen.ragged.batch import pack_rows
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import Sampled, SamplingParams, TokenLogprobs, largest
@@ -66,9 +67,9 @@ class GenerationLoop:
         self._last_read = 0.0
 
     @property
-    def grammars(self) -> GrammarCompiler:
+    def rules(self) -> RuleCompiler:
         """Compiles, in any thread, what `submit` may be given."""
-        return self._ledger.grammars
+        return self._ledger.rules
 
     @property
     def limits(self) -> Limits:
@@ -105,13 +106,13 @@ class GenerationLoop:
         priority: int = 0,
         arrival: float = 0.0,
         cache_salt: str | None = None,
-        grammar: Grammar | None = None,
+        rules: Items[MaskSource] | None = None,
     ) -> RequestOutput:
         """Queues a prompt; `params.n` continuations of it are generated. Returns what will grow.
 
         arrival: in `time.monotonic` seconds. cache_salt: only prompts with the same one may share
-        what is computed for them. grammar: what `grammars` made of params.structured_outputs;
-        without it that is done here.
+        what is computed for them. rules: what `rules` made of the params; without it that is done
+        here.
 
         Raises, and queues nothing, for what can never be served: SchedulingError (prompt or output
         too long), RefusedInput (token ids, parameters), ValueError (a request id in use).
@@ -124,7 +125,7 @@ class GenerationLoop:
             priority=priority,
             arrival=arrival,
             cache_salt=cache_salt,
-            grammar=grammar,
+            rules=rules,
         )
 
     def abort(self, request_id: str) -> None:

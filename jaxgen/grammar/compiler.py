@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, grammar_from
 
-from jaxgen.grammar.matcher import Grammar, Matcher
+from jaxgen.grammar.matcher import Matcher
 from jaxgen.grammar.reasoning import AnswerOnly
-from jaxgen.grammar.token_mask import ConstraintFailed, words_of
+from jaxgen.grammar.token_mask import ConstraintFailed, MaskSource, words_of
 from jaxgen.grammar.vocabulary import guided_vocabulary
 from jaxgen.sampling import InvalidParameter
 from jaxgen.sampling.structured import NAME, StructuredOutputs
@@ -53,9 +53,9 @@ class GrammarCompiler:
         self._eos_ids = tuple(eos_ids)
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[StructuredOutputs, Grammar] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputs, MaskSource] = OrderedDict()
 
-    def compile(self, wanted: StructuredOutputs) -> Grammar:
+    def compile(self, wanted: StructuredOutputs) -> MaskSource:
         """The beginning of the grammar. InvalidParameter if it means nothing, or is too hard."""
         with self._lock:
             vocabulary = self._need_vocabulary()
@@ -66,7 +66,7 @@ class GrammarCompiler:
         text = _source(wanted, self._tokenizer)
         matcher = LLMatcher(vocabulary, text, limits=LIMITS, log_level=0)
         try:
-            grammar: Grammar = Matcher(matcher, words_of(vocabulary.vocab_size))
+            grammar: MaskSource = Matcher(matcher, words_of(vocabulary.vocab_size))
             grammar.write(np.full(words_of(self._vocab_size), -1, np.int32))
         except ConstraintFailed as error:
             raise InvalidParameter(NAME, f"cannot be served: {error}") from None

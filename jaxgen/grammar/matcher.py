@@ -1,20 +1,10 @@
 """Where a continuation stands in what its output must be."""
 
-from typing import Protocol, Self
-
 import numpy as np
 from llguidance import LLMatcher
 
-from jaxgen.grammar.token_mask import ConstraintFailed, MaskSource
+from jaxgen.grammar.token_mask import ConstraintFailed
 from jaxgen.sampling.structured import NAME
-
-
-class Grammar(MaskSource, Protocol):
-    """A MaskSource of which each continuation gets its own."""
-
-    def copy(self) -> Self:
-        """Another that stands where this one does."""
-        ...
 
 
 class Matcher:

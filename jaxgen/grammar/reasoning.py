@@ -4,7 +4,7 @@ from typing import Self
 
 import numpy as np
 
-from jaxgen.grammar.matcher import Grammar
+from jaxgen.grammar.token_mask import MaskSource
 from jaxgen.text.tokenizer import Tokenizer
 
 
@@ -17,7 +17,9 @@ class AnswerOnly:
 
     changes = True
 
-    def __init__(self, rule: Grammar, tokenizer: Tokenizer, end: str, opening: str | None) -> None:
+    def __init__(
+        self, rule: MaskSource, tokenizer: Tokenizer, end: str, opening: str | None
+    ) -> None:
         self._rule = rule
         self._tokenizer = tokenizer
         self._end = end.encode()

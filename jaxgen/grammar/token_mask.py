@@ -1,7 +1,7 @@
 """Sets of token ids as packed bits, as they travel to the sampler."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -10,6 +10,7 @@ class MaskSource(Protocol):
     """What one rule lets a continuation say next.
 
     changes: whether that depends on what was said. ended: nothing may follow, and nothing need.
+    Each continuation has its own, a copy.
     """
 
     @property
@@ -24,6 +25,10 @@ class MaskSource(Protocol):
 
     def write(self, mask: np.ndarray) -> None:
         """Clears, in a mask of int32 words, the bits of the ids that may not come next."""
+        ...
+
+    def copy(self) -> Self:
+        """Another that stands where this one does."""
         ...
 
 

@@ -32,6 +32,9 @@ MAX_BIASED_IDS = 320
 MAX_TEXTS = 256
 """How many stop strings, or bad words, a request may have: all are looked for at every token."""
 
+LONGEST_TEXT = 4096
+"""Characters of each of them."""
+
 _NOT_YET = {
     "logprob_token_ids": "ask for logprobs instead",
     "thinking_token_budget": "bound the answer with max_tokens instead",
@@ -224,6 +227,10 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
         raise InvalidParameter(name, f"must be at most {MAX_TEXTS} strings, not {len(texts)}")
     if not all(isinstance(text, str) and text for text in texts):
         raise InvalidParameter(name, f"must be non-empty strings, not {value!r}")
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    if longest > LONGEST_TEXT:
+        message = f"must be strings of at most {LONGEST_TEXT} characters, not {longest}"
+        raise InvalidParameter(name, message)
     return tuple(text for text in texts if isinstance(text, str))
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from jaxgen.engine.counters import Tally
 from jaxgen.engine.loop import GenerationLoop
-from jaxgen.grammar.compiler import Grammar
+from jaxgen.grammar.token_mask import MaskSource
 from jaxgen.llm import LLM
-from jaxgen.sampling import InvalidParameter, SamplingParams, StructuredOutputs
+from jaxgen.sampling import InvalidParameter, SamplingParams
 from jaxgen.serving.async_engine_stream import Stream
 from jaxgen.serving.async_engine_thread import EngineThread, News
 from jaxgen.serving.deltas import RequestDelta
@@ -25,7 +25,7 @@ LONGEST_STOP = 10.0
 """Seconds that the step which is under way may take when the engine stops."""
 
 LONGEST_COMPILE = 30.0
-"""Seconds that a grammar may take; its library gives up long before."""
+"""Seconds that a request's rules may take; the grammar library gives up long before."""
 
 type Listener = Callable[[FinishedRequest], None]
 
@@ -208,8 +208,8 @@ class AsyncEngine:
         priority: int,
         cache_salt: str | None,
     ) -> None:
-        arrival, wanted = time.monotonic(), params.structured_outputs
-        grammar = None if wanted is None else await self._compile(wanted)
+        arrival = time.monotonic()
+        rules = await self._compile(params) if params.masked else ()
 
         def submit() -> None:
             output = self._thread.loop.submit(
@@ -220,19 +220,20 @@ class AsyncEngine:
                 priority=priority,
                 arrival=arrival,
                 cache_salt=cache_salt,
-                grammar=grammar,
+                rules=rules,
             )
             self._thread.follow(stream, output)
 
         await self.call(submit)
 
-    async def _compile(self, wanted: StructuredOutputs) -> Grammar:
-        compiling = asyncio.to_thread(self._thread.loop.grammars.compile, wanted)
+    async def _compile(self, params: SamplingParams) -> Sequence[MaskSource]:
+        compiling = asyncio.to_thread(self._thread.loop.rules.compile, params)
         try:
             return await asyncio.wait_for(compiling, LONGEST_COMPILE)
         except TimeoutError:
             message = f"took more than {LONGEST_COMPILE:.0f} s to compile: ask for less"
-            raise InvalidParameter("structured_outputs", message) from None
+            slow = "bad_words" if params.structured_outputs is None else "structured_outputs"
+            raise InvalidParameter(slow, message) from None
 
     def _check_open(self) -> None:
         if self._closing:

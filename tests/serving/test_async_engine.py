@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import ctypes
 import random
+import threading
 import time
 
 import pytest
 
 from jaxgen.engine.outputs import FinishReason
 from jaxgen.engine.runner import StepFailed
+from jaxgen.grammar.rules import RuleCompiler
 from jaxgen.llm import LLM
 from jaxgen.ragged.buckets import Buckets
 from jaxgen.sampling import InvalidParameter, SamplingParams
@@ -255,6 +257,33 @@ def test_a_failed_step_ends_its_requests_and_the_next_are_served(loop, llm, alon
             assert engine.healthy
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "masked",
+    [{"bad_words": ["a", "b c"]}, {"structured_outputs": {"json": {"type": "integer"}}}],
+)
+def test_what_a_request_may_say_is_compiled_once_and_beside_the_engine(
+    loop, llm, monkeypatch, masked
+):
+    """For whatever takes its time in the engine's thread, everybody waits."""
+    compiled, real = [], RuleCompiler.compile
+
+    def watched(rules, params):
+        compiled.append(threading.current_thread().name)
+        return real(rules, params)
+
+    monkeypatch.setattr(RuleCompiler, "compile", watched)
+    params = SamplingParams(n=3, temperature=1.0, max_tokens=4, **masked)
+
+    async def main():
+        async with running(loop, llm) as engine:
+            return [delta async for delta in engine.generate("some", PROMPTS[0], params)]
+
+    told = asyncio.run(main())
+    assert {each.index for delta in told for each in delta.completions} == {0, 1, 2}
+    (thread,) = compiled
+    assert thread != "jaxgen-engine"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

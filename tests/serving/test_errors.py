@@ -51,6 +51,8 @@ def error_of(response, status=400):
         ({"stop": ""}, "stop", "non-empty"),
         ({"stop": ["a"] * 257}, "stop", "at most 256"),
         ({"bad_words": ["a"] * 257}, "bad_words", "at most 256"),
+        ({"stop": ["a", "a" * 4097]}, "stop", "at most 4096 characters"),
+        ({"bad_words": ["a" * 4097]}, "bad_words", "at most 4096 characters"),
         ({"best_of": 3}, "best_of", "not supported"),
         ({"suffix": "end"}, "suffix", "not supported"),
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
