@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jaxgen.config import EngineConfig
-from jaxgen.engine.build import PolicyName, build_engine, load_model
+from jaxgen.engine.build import PolicyName, build_engine
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.engine.outputs import RequestOutput
@@ -48,19 +48,22 @@ class LLM:
         )
 
     @classmethod
-    def of(cls, opened: OpenedModel) -> Self:
-        """The LLM of a model that is open already: now its weights are loaded."""
+    def of(cls, opened: OpenedModel, *, compile_ahead: bool = False) -> Self:
+        """The LLM of a model that is open already: now its weights are loaded.
+
+        compile_ahead: meanwhile its steps are compiled, for a `warm_up` to come.
+        """
         llm = cls.__new__(cls)
-        llm._load(opened)
+        llm._load(opened, compile_ahead=compile_ahead)
         return llm
 
-    def _load(self, opened: OpenedModel) -> None:
+    def _load(self, opened: OpenedModel, *, compile_ahead: bool = False) -> None:
         config = opened.config
         self._opened = opened
         self.tokenizer: Tokenizer | None = opened.tokenizer
         self.eos_ids: tuple[int, ...] = opened.eos_ids
         self.engine: InferenceEngine = build_engine(
-            load_model(opened.described, config.dtype, load_format=opened.load_format), config
+            opened.described, config, load_format=opened.load_format, compile_ahead=compile_ahead
         )
         self._loop = GenerationLoop(
             self.engine,

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxgen.config import EngineConfig
-from jaxgen.engine.build import Described, PolicyName, describe, longest_context
+from jaxgen.engine.build import Described, PolicyName, describe
+from jaxgen.engine.frame import longest_context
 from jaxgen.sampling import SamplingParams
 from jaxgen.schedule.verdict import SchedulingError, SchedulingResult
 from jaxgen.text.checkpoint_tokenizer import checkpoint_tokenizer

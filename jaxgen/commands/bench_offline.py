@@ -13,9 +13,8 @@ from jaxgen.commands.model_config import read_model_config
 from jaxgen.commands.opening import limited_options
 from jaxgen.compile_cache import use_compile_cache
 from jaxgen.config import EngineConfig
-from jaxgen.engine.build import build_engine, config_checkpoint, describe, load_model
+from jaxgen.engine.build import build_engine, config_checkpoint, describe
 from jaxgen.engine.engine import InferenceEngine
-from jaxgen.engine.lowering_pool import start_early
 from jaxgen.hub import local_model
 from jaxgen.text.checkpoint_tokenizer import checkpoint_tokenizer
 from jaxgen_checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -51,8 +50,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     encode = None if tokenizer is None else tokenizer.encode
     requests = read_dataset(args, lambda: vocab, encode)
     longest = max(len(request.prompt_ids) + request.output_len for request in requests)
-    start_early()
-    engine = _engine(args, sequences=256, longest=longest)
+    engine = _engine(args, sequences=256, longest=longest, compile_ahead=True)
     engine.warm_up()
     progress: list[Progress] = []
     result = run_throughput(engine, requests, progress)
@@ -65,11 +63,12 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
 
 def startup(args: argparse.Namespace) -> dict[str, Any]:
     """From a checkpoint to the first token."""
-    start_early()
-    return run_startup(lambda: _engine(args, sequences=1, longest=None))
+    return run_startup(lambda: _engine(args, sequences=1, longest=None, compile_ahead=True))
 
 
-def _engine(args: argparse.Namespace, *, sequences: int, longest: int | None) -> InferenceEngine:
+def _engine(
+    args: argparse.Namespace, *, sequences: int, longest: int | None, compile_ahead: bool = False
+) -> InferenceEngine:
     use_compile_cache()
     options = limited_options(args, sequences)
     if longest is not None:
@@ -78,7 +77,9 @@ def _engine(args: argparse.Namespace, *, sequences: int, longest: int | None) ->
     described = describe(
         _checkpoint(args), tensor_parallel_size=config.tensor_parallel_size, policy=args.policy
     )
-    return build_engine(load_model(described, config.dtype, load_format=args.load_format), config)
+    return build_engine(
+        described, config, load_format=args.load_format, compile_ahead=compile_ahead
+    )
 
 
 def _checkpoint(args: argparse.Namespace) -> Checkpoint:

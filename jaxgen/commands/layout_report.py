@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxgen.engine.build import DEFAULT_BLOCK_SIZE, Described
+from jaxgen.engine.build import Described
+from jaxgen.engine.frame import DEFAULT_BLOCK_SIZE
 from jaxgen.engine.memory import block_bytes
-from jaxgen.engine.model import build_model
-from jaxgen_checkpoints.load import abstract
 from jaxgen_checkpoints.weight import Weight
 
 
@@ -58,16 +56,14 @@ class ModelReport:
 
 def report_model(described: Described, dtype: str) -> ModelReport:
     """What `load_model(described, dtype)` would place, without reading a weight."""
-    name = described.policy.config.dtype if dtype == "auto" else dtype
-    kind = np.dtype(jax.numpy.dtype(name))
-    shapes = abstract(described.weights, described.layout, kind)
-    model = build_model(described.policy, shapes, described.layout.mesh)
+    model = described.shapes(dtype)
+    kind = described.loaded_dtype(dtype)
     weights = list(_weights(described, kind))
     used = {source for weight in weights for source in weight.sources}
     return ModelReport(
         source=described.checkpoint.source.description,
         reason=described.reason,
-        dtype=name,
+        dtype=kind.name,
         mesh=dict(described.layout.mesh.shape),
         parameters=sum(math.prod(weight.canonical_shape) for weight in weights),
         bytes_per_device=sum(weight.bytes_per_device for weight in weights),

@@ -15,7 +15,6 @@ from jaxgen import serving
 from jaxgen.commands.opening import open_for
 from jaxgen.commands.serve_options import API_KEY_VARIABLE
 from jaxgen.config import DEFAULT_MAX_NUM_SEQS
-from jaxgen.engine.lowering_pool import start_early
 from jaxgen.llm import LLM
 from jaxgen.opened import OpenedModel
 from jaxgen.sampling import SamplingParams
@@ -50,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
         cpu = jax.default_backend() == "cpu"
         opened = open_for(args, sequences=CPU_SEQUENCES if cpu else DEFAULT_MAX_NUM_SEQS)
         settings = server_settings(args, opened)
-        start_early()
-        llm = LLM.of(opened)
+        llm = LLM.of(opened, compile_ahead=True)
         engine = serving.AsyncEngine.of(llm, name=args.model)
 
         def prepare() -> None:

@@ -6,30 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jaxgen.compile_cache import program_folder
 from jaxgen.config import EngineConfig
 from jaxgen.engine.engine import InferenceEngine
+from jaxgen.engine.frame import Frame, Sized
 from jaxgen.engine.length_class import length_class
-from jaxgen.engine.lowering import kept_logits_bytes
-from jaxgen.engine.memory import (
-    blocks_per_sequence,
-    check_block_tables,
-    memory_limit,
-    plan_blocks,
-)
 from jaxgen.engine.model import Model, build_model
-from jaxgen.engine.program_store import ProgramStore
 from jaxgen.engine.runner import StepRunner
-from jaxgen.engine.scoring import scoring_buckets
-from jaxgen.ragged.buckets import SMALLEST_MIXED, Buckets
 from jaxgen.ragged.prefix_cache import PrefixCache
-from jaxgen.ragged.sequence import CacheGroup
 from jaxgen.ragged.state import StateManager
 from jaxgen_checkpoints.checkpoint import Checkpoint, open_checkpoint
 from jaxgen_checkpoints.errors import ConfigError
-from jaxgen_checkpoints.load import bytes_to_load, load
+from jaxgen_checkpoints.load import abstract, bytes_to_load, load
 from jaxgen_checkpoints.load_progress import loading_bar
 from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
 from jaxgen_checkpoints.quantized import widened
@@ -40,8 +30,6 @@ from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.registry import find_policy
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_BLOCK_SIZE = 64
 
 type PolicyName = type[InferencePolicy] | str | None
 
@@ -55,6 +43,15 @@ class Described:
     layout: MeshLayout
     weights: dict[str, Any]
     reason: str
+
+    def loaded_dtype(self, dtype: str) -> np.dtype:
+        """Of what `dtype` asks for: "auto" is the checkpoint's own."""
+        return jnp.dtype(self.policy.config.dtype if dtype == "auto" else dtype)
+
+    def shapes(self, dtype: str) -> Model:
+        """The model with shapes and shardings for weights."""
+        shapes = abstract(self.weights, self.layout, self.loaded_dtype(dtype))
+        return build_model(self.policy, shapes, self.layout.mesh)
 
 
 def describe(
@@ -112,77 +109,54 @@ def load_model(
     progress: show a bar with GB/s where stderr is a terminal. load_format: "dummy" makes random
     weights on the devices instead of reading any.
     """
-    name = described.policy.config.dtype if dtype == "auto" else dtype
-    kind = jax.numpy.dtype(name)
+    kind = described.loaded_dtype(dtype)
     total = bytes_to_load(described.weights, described.layout, kind)
     if load_format == "dummy":
         weights = random_weights(described.weights, described.layout, kind)
     else:
         with loading_bar(total, show=progress) as seen:
             weights = load(described.weights, described.layout, kind, seen)
-    logger.info("%s; %.2f GB of weights as %s", described.reason, total / 1e9, name)
+    logger.info("%s; %.2f GB of weights as %s", described.reason, total / 1e9, kind.name)
     model = build_model(described.policy, weights, described.layout.mesh)
     return Loaded(described, weights, model)
 
 
-def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
-    """An engine over a loaded model: KV cache sized, nothing compiled yet."""
-    model = loaded.model
-    max_context = longest_context(model, config)
-    block_size = config.block_size or DEFAULT_BLOCK_SIZE
-    groups = tuple(CacheGroup(window) for window in model.policy.cache_windows)
-    buckets = Buckets.for_limits(
-        max_tokens=config.max_num_batched_tokens,
-        max_rows=config.max_num_seqs,
-        max_blocks=-(-max_context // block_size),
-        smallest_mixed=smallest_mixed(model.mesh.devices.flat[0].platform),
-    )
-    check_block_tables(buckets)
-    per_sequence = blocks_per_sequence(
-        groups,
-        block_size=block_size,
-        max_context=max_context,
-        step_tokens=config.max_num_batched_tokens,
-    )
+def build_engine(
+    described: Described,
+    config: EngineConfig,
+    *,
+    load_format: str = "auto",
+    compile_ahead: bool = False,
+) -> InferenceEngine:
+    """An engine with its weights loaded and its KV cache sized.
 
-    folder = program_folder()
-    store = None
-    if folder is not None and ProgramStore.serves(model):
-        store = ProgramStore(folder, model)
+    load_format: as `load_model` takes it. compile_ahead: while weights are loaded, every step of
+    generation is compiled; `warm_up` waits for what is not there yet. RefusedInput where no memory
+    is left for a cache: before a weight is read, unless compile_ahead.
+    """
+    frame = Frame(described.shapes(config.dtype), config)
+    if compile_ahead:
+        with frame.ahead() as ahead:
+            loaded = load_model(described, config.dtype, load_format=load_format)
+            sized = ahead.sized()
+    else:
+        sized = frame.sized()
+        loaded = load_model(described, config.dtype, load_format=load_format)
+    return _assemble(frame, sized, loaded)
 
-    def runner(num_blocks: tuple[int, ...]) -> StepRunner:
-        return StepRunner(
-            model,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_slots=config.max_num_seqs,
-            eager=config.enforce_eager,
-            store=store,
-        )
 
-    def temporary_bytes() -> int:
-        # What a step needs beside its arguments does not depend on how many pages there are.
-        step = runner((1,) * len(groups)).temporary_bytes(scoring_buckets(buckets)[-1])
-        return step + kept_logits_bytes(model, buckets)
-
-    num_blocks = plan_blocks(
-        config.kv_memory,
-        model,
-        per_sequence,
-        block_size=block_size,
-        max_sequences=config.max_num_seqs,
-        keeps_prefixes=config.enable_prefix_caching,
-        limit=memory_limit(model.mesh.devices.flat[0]),
-        temporary_bytes=temporary_bytes,
-    )
+def _assemble(frame: Frame, sized: Sized, loaded: Loaded) -> InferenceEngine:
+    config, model = frame.config, loaded.model
     state = StateManager(
-        groups,
-        num_blocks,
-        block_size=block_size,
-        max_context=max_context,
+        frame.groups,
+        sized.num_blocks,
+        block_size=frame.block_size,
+        max_context=frame.max_context,
         max_tracked=config.max_tracked_sequences,
         num_slots=config.max_num_seqs,
-        prefix_cache=PrefixCache(groups, block_size, length_class=length_class(model.policy))
+        prefix_cache=PrefixCache(
+            frame.groups, frame.block_size, length_class=length_class(model.policy)
+        )
         if config.enable_prefix_caching
         else None,
     )
@@ -190,17 +164,10 @@ def build_engine(loaded: Loaded, config: EngineConfig) -> InferenceEngine:
         model,
         config,
         state=state,
-        runner=runner(num_blocks),
-        buckets=buckets,
+        runner=StepRunner(model, sized.programs),
+        buckets=frame.buckets,
         save=loaded.save,
     )
-
-
-def smallest_mixed(platform: str) -> int:
-    """Tokens of the smallest mixed step: an accelerator reads its weights for 64 as fast as for 1,
-    and each size costs seconds of compiling.
-    """
-    return SMALLEST_MIXED if platform == "cpu" else 64
 
 
 def build_hf_engine(
@@ -224,8 +191,7 @@ def build_hf_engine(
         expert_parallel_size=config.expert_parallel_size,
         policy=policy,
     )
-    longest_context(described.policy, config)
-    return build_engine(load_model(described, config.dtype), config)
+    return build_engine(described, config)
 
 
 def check_experts(policy: InferencePolicy, expert_parallel_size: int) -> None:
@@ -236,16 +202,3 @@ def check_experts(policy: InferencePolicy, expert_parallel_size: int) -> None:
             f"expert_parallel_size = {expert_parallel_size}, but the model has "
             f"{experts or 'no'} experts: leave it out, or lower it"
         )
-
-
-def longest_context(model: Model | InferencePolicy, config: EngineConfig) -> int:
-    """Tokens of the longest sequence: what is asked for, if the model's positions reach so far."""
-    longest = model.config.max_context
-    if config.max_model_len is None:
-        return longest
-    if config.max_model_len > longest and not model.config.unbounded:
-        raise ConfigError(
-            f"max_model_len = {config.max_model_len} is longer than the model's own limit, "
-            f"max_position_embeddings = {longest}"
-        )
-    return config.max_model_len

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgen.config import EngineConfig
 from jaxgen.engine.model import Model
-from jaxgen.engine.programs import Draw, Forward, Kind, ProgramKey
+from jaxgen.engine.program_keys import Forward, Kind, generation_programs
 from jaxgen.engine.replay import Replay
 from jaxgen.engine.runner import StepRunner
 from jaxgen.engine.scoring import scoring_buckets
@@ -134,13 +134,9 @@ class InferenceEngine:
             raise RuntimeError(
                 f"{len(self.state)} sequences are in the engine: warm up before them"
             )
-        scored = scoring_buckets(self.buckets)
-        keys: list[ProgramKey] = [Forward(bucket) for bucket in self.buckets]
-        keys += [Forward(bucket, Kind.SCORED) for bucket in scored]
+        keys = generation_programs(self.buckets, self.runner.sampling_kinds)
         if logits:
             keys += [Forward(bucket, Kind.ALL_LOGITS) for bucket in self.buckets]
-        rows = {bucket.rows for bucket in self.buckets}
-        keys += [Draw(count, kind) for count in rows for kind in self.runner.sampling_kinds]
         self.runner.warm_up(keys)
         if self.runner.loads_late and not self.config.enforce_eager:
             self._run_everything()

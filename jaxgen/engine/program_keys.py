@@ -1,9 +1,11 @@
 """What there are programs for: the forward of a bucket, the draw of a number of rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from jaxgen.ragged.buckets import Bucket
+from jaxgen.engine.scoring import scoring_buckets
+from jaxgen.ragged.buckets import Bucket, Buckets
 from jaxgen.sampling import Demand
 
 
@@ -49,3 +51,18 @@ class Sizes:
     num_blocks: tuple[int, ...]
     block_size: int
     num_slots: int
+
+
+def generation_programs(buckets: Buckets, demands: Sequence[Demand]) -> list[ProgramKey]:
+    """What generation can need; demands: the kinds of draws that are compiled apart."""
+    return [
+        *(Forward(bucket) for bucket in buckets),
+        *(Forward(bucket, Kind.SCORED) for bucket in scoring_buckets(buckets)),
+        *draws(buckets, demands),
+    ]
+
+
+def draws(buckets: Buckets, demands: Sequence[Demand]) -> list[Draw]:
+    """Of every kind, for every number of rows."""
+    rows = sorted({bucket.rows for bucket in buckets})
+    return [Draw(count, demand) for count in rows for demand in demands]

@@ -7,11 +7,13 @@ needs neither.
 
 import logging
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Protocol
 
 from jax.stages import Compiled, Lowered, Wrapped
@@ -30,6 +32,8 @@ from jaxgen.engine.step import (
     hidden_step,
     scoring_step,
 )
+from jaxgen.ragged.buckets import Bucket
+from jaxgen.sampling import compiled_demands
 from pallas_kernels.dispatch import chosen, prepare_loading, target_platform
 
 logger = logging.getLogger(__name__)
@@ -60,11 +64,15 @@ def step_bytes(forward: Memory, draw: Memory) -> int:
     return int(max(forward.temp_size_in_bytes, draw.temp_size_in_bytes) + 2 * results)
 
 
+class Abandoned(RuntimeError):
+    """Compiling was given up, since nobody will run what is compiled."""
+
+
 class Programs:
-    """Programs over one model.
+    """Programs over one model, whose leaves may be shapes: nothing here runs one.
 
     late: those made after `compile_all`, each of which stalled every request. seconds: what
-    `compile_all` took.
+    `compile_all` took. sizes, eager: as given.
     """
 
     def __init__(
@@ -73,12 +81,14 @@ class Programs:
         """eager: programs run op by op, so that a debugger and the faulty line meet."""
         self.late = 0
         self.seconds = 0.0
+        self.sizes = sizes
+        self.eager = eager
         self._model = model
-        self._sizes = sizes
-        self._eager = eager
         self._store = store
         self._programs: dict[ProgramKey, Callable[..., Any]] = {}
         self._complete = False
+        self._compiling = threading.Lock()
+        self._abandoned = False
 
     def __len__(self) -> int:
         """How many there are."""
@@ -97,10 +107,21 @@ class Programs:
         """Compiles them in threads, or reads them from the store; from now on others are late.
 
         processes: to lower forwards in, instead of in this one; None for as many as pay. Nothing
-        happens where programs run op by op.
+        happens where programs run op by op. Where another thread is at it, this one waits, and does
+        what is left. Abandoned if somebody says so meanwhile.
         """
-        if self._eager:
+        if self.eager:
             return
+        with self._compiling:
+            self._compile_all(keys, processes)
+            self._complete = True
+            end_early()
+
+    def abandon(self) -> None:
+        """Has `compile_all` end with the programs that are being compiled."""
+        self._abandoned = True
+
+    def _compile_all(self, keys: Iterable[ProgramKey], processes: int | None) -> None:
         began, store = time.monotonic(), self._store_now()
         wanted = [key for key in dict.fromkeys(keys) if key not in self._programs]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -110,11 +131,12 @@ class Programs:
             made: dict[ProgramKey, Future[Compiled]] = {}
             with closing(self._lowered(missing, processes)) as lowered:
                 for key, program in lowered:
+                    if self._abandoned:
+                        pool.shutdown(wait=False, cancel_futures=True)
+                        raise Abandoned("programs are no longer wanted")
                     made[key] = pool.submit(self._compile, store, key, program)
         for key, program in kept.items():
             self._programs[key] = made[key].result() if program is None else program
-        end_early()
-        self._complete = True
         self.seconds += time.monotonic() - began
         logger.info(
             "%d programs compiled and %d read in %.1f s",
@@ -123,8 +145,30 @@ class Programs:
             time.monotonic() - began,
         )
 
+    def temporary_bytes(self, bucket: Bucket, *, beside: Iterable[Draw] = ()) -> int:
+        """Bytes that steps of a bucket need beside weights, cache and logits, on one device.
+
+        Those that score prompts: they do what all do, and more. beside: compiled in the meantime.
+        """
+        demand = compiled_demands(self._model.mesh.devices.flat[0].platform)[-1]
+        keys = Forward(bucket, Kind.SCORED), Draw(bucket.rows, demand)
+        with self._compiling:
+            self._compile_all([*keys, *beside], 0)
+        forward, draw = (self.compiled(key).memory_analysis() for key in keys)
+        return 0 if forward is None or draw is None else step_bytes(forward, draw)
+
+    def resized(self, num_blocks: tuple[int, ...]) -> "Programs":
+        """Programs for a cache of so many blocks; draws, which do not see it, are kept."""
+        sizes = replace(self.sizes, num_blocks=num_blocks)
+        resized = Programs(self._model, sizes, eager=self.eager, store=self._store)
+        resized._programs = {k: p for k, p in self._programs.items() if isinstance(k, Draw)}
+        return resized
+
     def compiled(self, key: ProgramKey) -> Compiled:
         """A program to be looked at: memory, aliases, HLO. Nothing is run."""
+        program = self._programs.get(key)
+        if isinstance(program, Compiled):
+            return program
         store = self._store_now()
         kept = self._kept(store, key)
         if kept is not None:
@@ -151,9 +195,7 @@ class Programs:
             return
         prepare_loading(self._model.mesh.devices.flat[0].platform)
         with LoweringPool(self._model, processes) as pool:
-            asked = {
-                pool.submit(Request(key, self._sizes)): key for key in _longest_first(forwards)
-            }
+            asked = {pool.submit(Request(key, self.sizes)): key for key in _longest_first(forwards)}
             yield from ((key, self.lower(key)) for key in keys if isinstance(key, Draw))
             for future in as_completed(asked):
                 key = asked[future]
@@ -181,11 +223,11 @@ class Programs:
 
     def _jitted(self, key: ProgramKey) -> Wrapped:
         if isinstance(key, Draw):
-            return draw_step(self._model, key.demand, eager=self._eager)
-        return _FORWARDS[key.kind](self._model, key.bucket, eager=self._eager)
+            return draw_step(self._model, key.demand, eager=self.eager)
+        return _FORWARDS[key.kind](self._model, key.bucket, eager=self.eager)
 
     def _arguments(self, key: ProgramKey) -> tuple[Any, ...]:
-        sizes = self._sizes
+        sizes = self.sizes
         if isinstance(key, Draw):
             return draw_arguments(self._model, key.rows, num_slots=sizes.num_slots)
         return forward_arguments(

@@ -16,8 +16,8 @@ from jaxgen import sampling
 from jaxgen.engine.lowering import abstract_logits
 from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, abstract_pages
-from jaxgen.engine.program_store import ProgramStore
-from jaxgen.engine.programs import Draw, Forward, Kind, ProgramKey, Programs, Sizes, step_bytes
+from jaxgen.engine.program_keys import Draw, Forward, Kind, ProgramKey
+from jaxgen.engine.programs import Programs
 from jaxgen.engine.step import Drawing
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import (
@@ -40,24 +40,13 @@ class StepFailed(RuntimeError):
 class StepRunner:
     """Device state, and the programs over it."""
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        num_blocks: tuple[int, ...],
-        block_size: int,
-        num_slots: int,
-        eager: bool = False,
-        store: ProgramStore | None = None,
-    ) -> None:
-        """eager: steps run op by op, so that a debugger and the faulty line meet. store: where
-        programs are kept from one start to the next.
-        """
+    def __init__(self, model: Model, programs: Programs) -> None:
+        """programs: over the same model, or its shapes. Pages are made for their sizes."""
         self.model = model
-        self._sizes = Sizes(num_blocks, block_size, num_slots)
-        self._programs = Programs(model, self._sizes, eager=eager, store=store)
+        self._sizes = programs.sizes
+        self._programs = programs
         self._replicated = NamedSharding(model.mesh, PartitionSpec())
-        self._eager = eager
+        self._eager = programs.eager
         self.reset()
 
     def reset(self) -> None:
@@ -185,15 +174,6 @@ class StepRunner:
     def compiled(self, key: ProgramKey) -> Compiled:
         """A program, to be looked at: memory, aliases, HLO. Nothing is run."""
         return self._programs.compiled(key)
-
-    def temporary_bytes(self, bucket: Bucket) -> int:
-        """Bytes that steps of a bucket need beside weights, cache and logits, on one device.
-
-        Those that score prompts: they do what all do, and more.
-        """
-        keys = Forward(bucket, Kind.SCORED), Draw(bucket.rows, self.sampling_kinds[-1])
-        forward, draw = (self.compiled(key).memory_analysis() for key in keys)
-        return 0 if forward is None or draw is None else step_bytes(forward, draw)
 
     def _forward(self, kind: Kind, bucket: Bucket, *inputs: np.ndarray) -> tuple[Any, ...]:
         forward = self._programs[Forward(bucket, kind)]

@@ -11,28 +11,15 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxgen.config import EngineConfig
-from jaxgen.engine.build import (
-    DEFAULT_BLOCK_SIZE,
-    PolicyName,
-    check_experts,
-    config_checkpoint,
-    longest_context,
-    smallest_mixed,
-)
+from jaxgen.engine.build import PolicyName, check_experts, config_checkpoint
+from jaxgen.engine.frame import DEFAULT_BLOCK_SIZE, Frame, longest_context
 from jaxgen.engine.lowering import kept_logits_bytes
-from jaxgen.engine.memory import (
-    blocks_per_sequence,
-    check_block_tables,
-    plan_blocks,
-    usable_bytes,
-)
+from jaxgen.engine.memory import usable_bytes
 from jaxgen.engine.model import Model, build_model
 from jaxgen.engine.pages import block_bytes
 from jaxgen.plan.estimate import Estimate, estimates
 from jaxgen.plan.program import SCORED, Program, compile_programs
 from jaxgen.plan.topology import Topology
-from jaxgen.ragged.buckets import Buckets
-from jaxgen.ragged.sequence import CacheGroup
 from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.load import abstract
 from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
@@ -200,34 +187,30 @@ def _with_steps(
     engine_config: EngineConfig,
     context: int | None,
 ) -> Deployment:
-    block_size = engine_config.block_size or DEFAULT_BLOCK_SIZE
-    buckets = Buckets.for_limits(
-        max_tokens=engine_config.max_num_batched_tokens,
-        max_rows=engine_config.max_num_seqs,
-        max_blocks=-(-plan.max_model_len // block_size),
-        smallest_mixed=smallest_mixed(topology.platform),
-    )
     try:
-        check_block_tables(buckets)
+        frame = Frame(model, engine_config)
         programs = compile_programs(
-            model, buckets, block_size=block_size, num_slots=engine_config.max_num_seqs
+            model,
+            frame.buckets,
+            block_size=frame.block_size,
+            num_slots=engine_config.max_num_seqs,
         )
     except RefusedInput as error:
         return replace(plan, shortfall=str(error))
     memory = replace(
         plan.memory,
         temporary=next(p.temporary_bytes for p in programs if p.name == SCORED)
-        + kept_logits_bytes(model, buckets),
+        + kept_logits_bytes(model, frame.buckets),
         usable=None
         if plan.memory.limit is None
         else usable_bytes(engine_config.kv_memory, plan.memory.limit),
     )
     plan = replace(plan, memory=memory, programs=programs)
     try:
-        blocks = _blocks(plan, model, engine_config, block_size)
+        blocks = frame.num_blocks(memory.limit, lambda: memory.temporary)
     except RefusedInput as error:
         return replace(plan, shortfall=str(error))
-    sizes = block_bytes(model, block_size)
+    sizes = block_bytes(model, frame.block_size)
     memory = replace(memory, kv=sum(n * s for n, s in zip(blocks, sizes, strict=True)))
     plan = replace(plan, memory=memory)
     missing = _cache_missing(memory)
@@ -237,7 +220,7 @@ def _with_steps(
     return replace(
         plan,
         kv_blocks=blocks,
-        kv_tokens=min(whole or blocks) * block_size,
+        kv_tokens=min(whole or blocks) * frame.block_size,
         estimates=estimates(
             model,
             programs,
@@ -258,27 +241,6 @@ def _cache_missing(memory: Memory) -> str | None:
         f"{_gib(memory.kv)} of a device that has {_gib(memory.limit)}: "
         f"{_gib(needed - memory.limit)} short. Lower kv_cache_memory_bytes or "
         "num_gpu_blocks_override, or raise tensor_parallel_size"
-    )
-
-
-def _blocks(
-    plan: Deployment, model: Model, engine_config: EngineConfig, block_size: int
-) -> tuple[int, ...]:
-    """As the engine would count them, had it this device."""
-    return plan_blocks(
-        engine_config.kv_memory,
-        model,
-        blocks_per_sequence(
-            tuple(CacheGroup(window) for window in model.policy.cache_windows),
-            block_size=block_size,
-            max_context=plan.max_model_len,
-            step_tokens=engine_config.max_num_batched_tokens,
-        ),
-        block_size=block_size,
-        max_sequences=engine_config.max_num_seqs,
-        keeps_prefixes=engine_config.enable_prefix_caching,
-        limit=plan.memory.limit,
-        temporary_bytes=lambda: plan.memory.temporary,
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.engine.lowering import abstract_logits
-from jaxgen.engine.programs import Draw, Forward, Kind, step_bytes
+from jaxgen.engine.program_keys import Draw, Forward, Kind, Sizes
+from jaxgen.engine.programs import Programs, step_bytes
 from jaxgen.engine.runner import StepRunner
 from jaxgen.engine.scoring import scoring_buckets
 from jaxgen.llm import LLM
@@ -188,7 +189,8 @@ def test_memory_is_kept_for_the_step_that_needs_most(llm):
         step_bytes(runner.compiled(Forward(buckets.mixed[-1], kind)).memory_analysis(), draw)
         for kind in (Kind.NEXT, Kind.SCORED)
     ]
-    assert runner.temporary_bytes(scoring_buckets(buckets)[-1]) == max(needed)
+    sizing = Programs(llm.engine.model, Sizes((1,), 8, 4))
+    assert sizing.temporary_bytes(scoring_buckets(buckets)[-1]) == max(needed)
 
 
 @pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 2])

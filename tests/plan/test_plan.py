@@ -6,7 +6,8 @@ import pytest
 from jaxgen.config import EngineConfig
 from jaxgen.engine.build import build_hf_engine
 from jaxgen.engine.lowering import kept_logits_bytes
-from jaxgen.engine.runner import StepRunner
+from jaxgen.engine.program_keys import Sizes
+from jaxgen.engine.programs import Programs
 from jaxgen.engine.scoring import scoring_buckets
 from jaxgen.plan import parse_topology, plan_deployment
 from jaxgen.plan.program import count_kernels, read_collectives
@@ -14,7 +15,6 @@ from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.json_file import read_json_object
 
 LIMITS = {"dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 8}
-SIZES = {"block_size": LIMITS["block_size"], "num_slots": LIMITS["max_num_seqs"]}
 FAST = [("qwen2_tied_swa", 2, 1)]
 
 
@@ -47,8 +47,8 @@ def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups):
     assert plan.memory.weights == bytes_on_first(engine.model.leaves)
     assert plan.memory.kv == bytes_on_first(engine.runner.pages)
     assert list(plan.kv_blocks) == list(engine.free_blocks)
-    sized_by = StepRunner(engine.model, num_blocks=(1,) * len(plan.kv_blocks), **SIZES)
-    step = sized_by.temporary_bytes(scoring_buckets(engine.buckets)[-1])
+    sizes = Sizes((1,) * len(plan.kv_blocks), LIMITS["block_size"], LIMITS["max_num_seqs"])
+    step = Programs(engine.model, sizes).temporary_bytes(scoring_buckets(engine.buckets)[-1])
     kept = kept_logits_bytes(engine.model, engine.buckets)
     assert plan.memory.temporary == step + kept
     assert all(program.aliased for program in plan.programs)

@@ -1,0 +1,92 @@
+"""An engine's programs are compiled while its weights are loaded, and given up with them."""
+
+import threading
+
+import pytest
+
+from jaxgen.config import EngineConfig
+from jaxgen.engine import build
+from jaxgen.engine.program_keys import Sizes, draws, generation_programs
+from jaxgen.engine.program_store import ProgramStore
+from jaxgen.engine.programs import Programs
+from jaxgen.engine.scoring import scoring_buckets
+from jaxgen.llm import LLM
+from jaxgen.opened import open_model
+from jaxgen.sampling import Demand, SamplingParams
+from jaxgen_checkpoints.errors import CheckpointError, RefusedInput
+
+LIMITS = {
+    **{"dtype": "float32", "max_num_seqs": 1, "max_num_batched_tokens": 8},
+    **{"block_size": 8, "max_model_len": 32},
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5)
+
+
+@pytest.fixture
+def opened(golden_dir):
+    def with_options(**options):
+        return open_model(golden_dir("llama_tied"), EngineConfig.from_any(LIMITS, **options))
+
+    return with_options
+
+
+@pytest.fixture(scope="module")
+def plain(golden_dir):
+    return LLM(golden_dir("llama_tied"), LIMITS)
+
+
+def test_a_warm_up_waits_for_what_was_compiled_ahead(opened, plain):
+    llm = LLM.of(opened(), compile_ahead=True)
+    runner = llm.engine.runner
+    llm.warm_up()
+    assert runner.compiled_steps == len(
+        generation_programs(llm.engine.buckets, runner.sampling_kinds)
+    )
+    (ours,), (theirs,) = (each.generate([[5, 6, 7]], GREEDY) for each in (llm, plain))
+    assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+    assert runner.late_compiles == 0
+
+
+def test_where_weights_cannot_be_loaded_nothing_compiles_on(opened, monkeypatch):
+    lowered, begun, told = [], threading.Event(), threading.Event()
+    lower = Programs.lower
+
+    def slowly(programs, key):
+        lowered.append(key)
+        begun.set()
+        assert told.wait(60)
+        return lower(programs, key)
+
+    def fail(*_, **__):
+        assert begun.wait(60)
+        raise CheckpointError("a shard ends too soon")
+
+    monkeypatch.setattr(ProgramStore, "serves", lambda _: False)
+    monkeypatch.setattr(Programs, "lower", slowly)
+    monkeypatch.setattr(build, "load_model", fail)
+    with pytest.raises(CheckpointError, match="too soon"):
+        LLM.of(opened(), compile_ahead=True)
+    (thread,) = [each for each in threading.enumerate() if each.name.startswith("ahead")]
+    told.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(lowered) == 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_no_room_for_a_cache_is_refused(opened, monkeypatch, ahead):
+    if not ahead:
+        monkeypatch.delattr(build, "load_model")  # no weight is read
+    with pytest.raises(RefusedInput, match="no memory is left for the KV cache"):
+        LLM.of(opened(kv_cache_memory_bytes=1), compile_ahead=ahead)
+
+
+def test_draws_are_kept_when_the_cache_gets_its_size(plain):
+    buckets = plain.engine.buckets
+    programs = Programs(plain.engine.model, Sizes((1,), 8, 1))
+    kept = draws(buckets, [Demand.ANY])
+    assert programs.temporary_bytes(scoring_buckets(buckets)[-1], beside=kept) > 0
+    resized = programs.resized((7,))
+    assert resized.sizes.num_blocks == (7,)
+    assert [resized[key] is programs[key] for key in kept] == [True] * len(kept)
+    assert len(resized) == len(kept)  # the forward was for one block
