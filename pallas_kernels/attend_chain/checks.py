@@ -1,6 +1,7 @@
 """The problem of attention with the chain behind it: that of both, and how long contexts may be."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Array, Float
 
@@ -37,6 +38,30 @@ def check(
     sinks: Float[Array, " heads"] | None,
 ) -> AttendProblem:
     """The problem, or ValueError naming the argument, what was expected and what came."""
+    attention, attended = attention_problem(
+        fused,
+        pages,
+        rows,
+        rotation=rotation,
+        norms=norms,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+    )
+    return AttendProblem(
+        chain=check_chain(attended, residual, weights, activation),
+        attention=attention,
+        context=rows.block_table.shape[1] * pages.page_size,
+    )
+
+
+def attention_problem(
+    fused: Float[Array, "rows fused"],
+    pages: KVPages,
+    rows: RaggedRows,
+    **options: Any,  # noqa: ANN401
+) -> tuple[QKVProblem, Float[Array, "rows inner"]]:
+    """The problem of attention alone, and an array of the shape that it gives; errors as above."""
     tokens, width = fused.shape
     whole = pages.kv_heads * pages.head_dim
     if width % whole:
@@ -45,20 +70,5 @@ def check(
             f"a multiple of {whole} columns, got {width}."
         )
     raw = fused.reshape(tokens, pages.kv_heads, -1, pages.head_dim)
-    attention = check_attention(
-        raw,
-        pages,
-        rows,
-        rotation=rotation,
-        norms=norms,
-        window=window,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        alibi=None,
-    )
-    attended = raw[:, :, 2:].reshape(tokens, -1)  # of the shape that attention gives
-    return AttendProblem(
-        chain=check_chain(attended, residual, weights, activation),
-        attention=attention,
-        context=rows.block_table.shape[1] * pages.page_size,
-    )
+    problem = check_attention(raw, pages, rows, alibi=None, **options)
+    return problem, raw[:, :, 2:].reshape(tokens, -1)

@@ -176,12 +176,7 @@ class Tokens:
     """A stage's input in shared memory: whole, or chunk after chunk where it does not fit."""
 
     def __init__(self, problem: Problem, plan: Plan, stage: Stage, refs: Any, total: Any) -> None:
-        self.source, self.refs, self.plan, self.total = (
-            getattr(refs, stage.source),
-            refs,
-            plan,
-            total,
-        )
+        self.refs, self.plan, self.total = refs, plan, total
         self.steps = stage.width // plan.columns
         self.whole = self.steps <= plan.chunks
         self.problem, self.stage = problem, stage
@@ -190,9 +185,8 @@ class Tokens:
         """The chunk of this use; a use is a step of the stage."""
         chunk, slot = lax.rem(use, jnp.int32(self.steps)), lax.rem(use, jnp.int32(self.plan.chunks))
         across = pl.ds(pl.multiple_of(chunk * self.plan.columns, 64), self.plan.columns)
-        plgpu.copy_gmem_to_smem(
-            self.source.at[:, across], self.refs.tokens.at[slot], self.refs.ready.at[slot]
-        )
+        source = getattr(self.refs, self.stage.source).at[:, across]
+        plgpu.copy_gmem_to_smem(source, self.refs.tokens.at[slot], self.refs.ready.at[slot])
 
     def begin(self, weights: Any) -> None:
         """Load what fits; normalise it where the stage wants it."""

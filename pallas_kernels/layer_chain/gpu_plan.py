@@ -15,7 +15,7 @@ TILE = 64  # rows of the matrix unit
 PASS = 16  # rows of the weight that are multiplied at a time, in two tiles
 UNIT = 16  # columns of the output that are finished at a time
 SHARED_MEMORY = 227 * 1024
-SMALL = 10 * 1024  # shared memory for sums and barriers
+SMALL = 10 * 1024 + 512  # shared memory for sums and barriers
 
 
 @dataclass(frozen=True, slots=True)

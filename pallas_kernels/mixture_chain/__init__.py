@@ -30,12 +30,13 @@ _OPERATION = Operation(
 )
 
 
-def mixture_state(model: int, experts: int) -> Int[Array, " state"]:
+def mixture_state(model: int, experts: int, inner: int = 0) -> Int[Array, " state"]:
     """What the calls of one step hand on to each other; made at its beginning.
 
-    model: width of the residual stream; experts: the most that a layer has.
+    model: width of the residual stream; experts: the most that a layer has; inner: the most that
+    attention gathers in a layer, where calls of attend_mixture are among them.
     """
-    return jnp.zeros((state_size(model, experts),), jnp.int32)
+    return jnp.zeros((state_size(model, experts, inner),), jnp.int32)
 
 
 def mixture_chain(

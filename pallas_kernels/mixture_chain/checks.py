@@ -13,9 +13,11 @@ from pallas_kernels.layer_chain.checks import Leaf, check_fit
 HEAD = 64  # of a state: what lies before its words
 
 
-def state_size(model: int, experts: int) -> int:
-    """Numbers of a state: a word for each of two streams' places, two for each expert's score."""
-    return HEAD + 2 * model + 2 * experts
+def state_size(model: int, experts: int, inner: int = 0) -> int:
+    """Numbers of a state: a word for each of two streams' places, two for each expert's score, and
+    one for each number that attention gathers where it begins the kernel.
+    """
+    return HEAD + 2 * model + 2 * experts + inner
 
 
 @register_dataclass

@@ -65,22 +65,37 @@ def run(
     plan: Plan | None = None,
 ) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, " state"]]:
     """As mixture_chain. interpret: parameters of Mosaic GPU's interpreter, for tests."""
-    facts = Facts(
-        inner=attended.shape[1],
-        model=residual.shape[1],
-        ffn=weights.down.shape[2],
-        shared=0 if weights.shared_down is None else weights.shared_down.shape[1],
-        fused=None if weights.following is None else weights.following.shape[0],
-        choice=choice,
-        dtype=attended.dtype,
-        eps=eps,
-        activation=activation,
-        interpret=interpret,
+    facts = facts_of(
+        residual, weights, choice=choice, eps=eps, activation=activation, interpret=interpret
     )
     if plan is None:
         # One block of threads for each: all of them are resident at a time.
         plan = make_plan(facts, multiprocessors())
     return _run(attended, residual, weights, state, facts=facts, plan=plan)
+
+
+def facts_of(
+    residual: Float[Array, "1 model"],
+    weights: MixtureWeights,
+    *,
+    choice: ChoiceProblem,
+    eps: float,
+    activation: str,
+    interpret: Any,
+) -> Facts:
+    """What the kernel of these weights is told."""
+    return Facts(
+        inner=weights.out.shape[1],
+        model=residual.shape[1],
+        ffn=weights.down.shape[2],
+        shared=0 if weights.shared_down is None else weights.shared_down.shape[1],
+        fused=None if weights.following is None else weights.following.shape[0],
+        choice=choice,
+        dtype=residual.dtype,
+        eps=eps,
+        activation=activation,
+        interpret=interpret,
+    )
 
 
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.
@@ -94,7 +109,17 @@ def _run(
     facts: Facts,
     plan: Plan,
 ) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None, Int[Array, " state"]]:
-    named = {"attended": fold(attended), "residual": fold(residual), "down": weights.down}
+    named = {"attended": fold(attended), **operands_of(residual, weights, facts)}
+    results = results_of(facts)
+    handed_on = launch_all(facts, plan, named, results, state)
+    return (*frozen(results), handed_on)
+
+
+def operands_of(
+    residual: Float[Array, "1 model"], weights: MixtureWeights, facts: Facts
+) -> dict[str, Array]:
+    """What the kernel reads beside its first product's input, by name, folded."""
+    named = {"residual": fold(residual), "down": weights.down}
     for name in ("out", "router", "gate_up", "shared_gate_up", "following"):
         if getattr(weights, name) is not None:
             named[name] = fold(getattr(weights, name))
@@ -105,23 +130,43 @@ def _run(
         named["shared_down"] = weights.shared_down
     if weights.ahead is not None and not facts.interpret:
         named["ahead"] = weights.ahead.reshape(-1)
+    return named
+
+
+def results_of(facts: Facts) -> dict[str, Any]:
+    """Room for what every phase gives, by name."""
     shapes = {
-        "middle": ((PARTS, facts.model // PARTS), attended.dtype),
-        "hidden": ((PARTS, facts.ffn), attended.dtype),
-        "stream": ((PARTS, facts.model // PARTS), attended.dtype),
+        "middle": ((PARTS, facts.model // PARTS), facts.dtype),
+        "hidden": ((PARTS, facts.ffn), facts.dtype),
+        "stream": ((PARTS, facts.model // PARTS), facts.dtype),
     }
     if facts.fused is not None:
-        shapes["fused"] = ((1, facts.fused), attended.dtype)
+        shapes["fused"] = ((1, facts.fused), facts.dtype)
     if facts.interpret:  # where there are no words, as there is no waiting
         shapes["logits"] = ((facts.choice.experts,), jnp.float32)
-    results = {name: jax.new_ref(lax.empty(*made)) for name, made in shapes.items()}
+    return {name: jax.new_ref(lax.empty(*made)) for name, made in shapes.items()}
+
+
+def launch_all(
+    facts: Facts,
+    plan: Plan,
+    named: dict[str, Any],
+    results: dict[str, Any],
+    state: Int[Array, " state"],
+) -> Int[Array, " state"]:
+    """Run all phases; the state that is handed on."""
     if facts.interpret:  # the interpreter has no barrier of the whole grid: phase by phase
         for phase in PHASES:
             launch(facts, plan, (phase,), {**named, **results})
-        handed_on = state
-    else:
-        meeting = jax.new_ref(state)
-        launch(facts, plan, PHASES, {**named, **results, "state": meeting})
-        handed_on = jax.freeze(meeting)
-    frozen = {name: jax.freeze(ref) for name, ref in results.items()}
-    return frozen["stream"].reshape(1, -1), frozen.get("fused"), handed_on
+        return state
+    meeting = jax.new_ref(state)
+    launch(facts, plan, PHASES, {**named, **results, "state": meeting})
+    return jax.freeze(meeting)
+
+
+def frozen(
+    results: dict[str, Any],
+) -> tuple[Float[Array, "1 model"], Float[Array, "1 fused"] | None]:
+    """The residual stream and the next layer's first product."""
+    found = {name: jax.freeze(ref) for name, ref in results.items()}
+    return found["stream"].reshape(1, -1), found.get("fused")

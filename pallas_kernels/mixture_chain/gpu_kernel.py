@@ -15,7 +15,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.layer_chain.gpu_ahead import bring_near
 from pallas_kernels.layer_chain.gpu_barrier import meet
 from pallas_kernels.layer_chain.gpu_kernel import (
     ACTIVATIONS,
@@ -28,27 +27,33 @@ from pallas_kernels.layer_chain.gpu_plan import PARTS, TILE, UNIT, Plan, Stage
 from pallas_kernels.layer_chain.gpu_unit import SUMS, load_unit, store_unit, sum_parts
 from pallas_kernels.mixture_chain.gpu_choice import LISTED, choose, shares_of
 from pallas_kernels.mixture_chain.gpu_plan import MEETINGS, ROUND, Facts, Phase, units_of_expert
+from pallas_kernels.mixture_chain.gpu_stream import share, stream
 from pallas_kernels.mixture_chain.gpu_tokens import (
     find_scores,
     keep,
     normalise,
     own_expert,
     router_row,
+    take,
     take_scores,
-    take_stream,
 )
-from pallas_kernels.mixture_chain.gpu_words import send_unit
+from pallas_kernels.mixture_chain.gpu_words import send
 
 SENT = ("middle", "stream")  # what all blocks wait for
 _NARROW = plgpu.Layout.WG_STRIDED((SUMS,), vec_size=1)
 
 
 def launch(facts: Facts, plan: Plan, phases: tuple[Phase, ...], named: dict[str, Any]) -> None:
-    """Run some phases. named: weights, inputs, and Refs of results, as gpu.py folds them."""
+    """Run some phases, and before them what is done before. named: weights, inputs, and Refs of
+    results, as gpu.py folds them.
+    """
     swizzle = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    before = {} if facts.before is None else facts.before.scratch(facts.dtype)
+    line = before.pop("line", None)  # of no use any more when there are tokens
+    tokens = plgpu.SMEM((plan.chunks, PARTS, plan.columns), facts.dtype, transforms=swizzle)
     scratch = {
         "ring": plgpu.SMEM((2 * plan.slots, TILE, plan.columns), facts.dtype, transforms=swizzle),
-        "tokens": plgpu.SMEM((plan.chunks, PARTS, plan.columns), facts.dtype, transforms=swizzle),
+        "tokens": tokens if line is None else plgpu.RefUnion(tokens, line),
         "sums": plgpu.SMEM((2 * SUMS * PARTS,), jnp.float32),
         "listed": plgpu.SMEM((LISTED,), jnp.int32),
         "best": plgpu.SMEM((LISTED,), jnp.float32),
@@ -58,13 +63,16 @@ def launch(facts: Facts, plan: Plan, phases: tuple[Phase, ...], named: dict[str,
         "ready": plgpu.Barrier(num_barriers=plan.chunks),
         "known": plgpu.Barrier(),  # the experts
         "seen": plgpu.Barrier(),  # the whole stream behind them
+        **before,
     }
 
     def mixture_chain(*refs: Any) -> None:
         here = SimpleNamespace(**dict(zip((*named, *scratch), refs, strict=True)))
+        if line is not None:
+            here.tokens, here.line = here.tokens
         warpgroup = lax.axis_index("warpgroup")
         pl.when(warpgroup == 0)(lambda: _compute(facts, plan, phases, here))
-        pl.when(warpgroup == 1)(lambda: _stream(facts, plan, phases, here))
+        pl.when(warpgroup == 1)(lambda: stream(facts, plan, phases, here))
 
     plgpu.kernel(
         mixture_chain,
@@ -81,136 +89,20 @@ def launch(facts: Facts, plan: Plan, phases: tuple[Phase, ...], named: dict[str,
     )(*named.values())
 
 
-def _share(units: int, plan: Plan, beside: int = 0) -> tuple[Any, Any]:
-    """The units of this block: from, to; even together with those that are shared out `beside`."""
-    block = lax.axis_index("block")
-    blocks = jnp.int32(plan.blocks)
-
-    def begin(number: Any) -> Any:
-        return lax.div(number * (units + beside), blocks) - lax.div(number * beside, blocks)
-
-    return begin(block), begin(block + 1)
-
-
-# The loading warpgroup.
-
-
-def _stream(facts: Facts, plan: Plan, phases: tuple[Phase, ...], refs: Any) -> None:
-    """This block's weights of all phases, in order, as slots come free."""
-    plgpu.set_max_registers(40, action="decrease")
-    done = jnp.int32(0)
-    if Phase.OUT in phases:
-        done = _stream_plain(facts.stage("out"), plan, refs, done)
-    if Phase.ROUTER in phases and facts.shared:
-        done = _stream_plain(facts.stage("shared"), plan, refs, done)
-    if Phase.UP in phases or Phase.DOWN in phases:
-        plgpu.barrier_wait(refs.known)
-    if Phase.UP in phases:
-        done = _stream_up(facts, plan, refs, done)
-    if Phase.DOWN in phases:
-        done = _stream_down(facts, plan, refs, done)
-    if Phase.NEXT in phases and facts.fused is not None:
-        done = _stream_plain(facts.stage("next"), plan, refs, done)
-        plgpu.barrier_wait(refs.seen)  # what blocks tell each other is not to wait for it
-    if "ahead" in vars(refs):
-        bring_near(refs.ahead, plan.blocks)
-
-    @pl.loop(jnp.maximum(done - plan.slots, 0), done)  # every release must be seen before the end
-    def _drain(use: Any) -> None:
-        plgpu.barrier_wait(refs.free.at[lax.rem(use, jnp.int32(plan.slots))])
-
-
-def _each_step(
-    first: Any, last: Any, steps: int, plan: Plan, refs: Any, done: Any, load: Any
-) -> Any:
-    """Call load(turn, columns, slot) for every step of these turns; returns the steps then done."""
-    slots, count = jnp.int32(plan.slots), jnp.int32(steps)
-
-    @pl.loop(0, (last - first) * steps)
-    def _step(index: Any) -> None:
-        slot = lax.rem(done + index, slots)
-        pl.when(done + index >= plan.slots)(lambda: plgpu.barrier_wait(refs.free.at[slot]))
-        column = pl.multiple_of(lax.rem(index, count) * plan.columns, plan.columns)
-        load(first + lax.div(index, count), pl.ds(column, plan.columns), slot)
-
-    return done + (last - first) * steps
-
-
-def _stream_plain(stage: Stage, plan: Plan, refs: Any, done: Any) -> Any:
-    """A product whose weight is known beforehand."""
-    first, last = _share(stage.units, plan)
-    weight = getattr(refs, stage.weight)
-
-    def load(turn: Any, across: Any, slot: Any) -> None:
-        for half in range(2):
-            if stage.gated:
-                source = weight.at[half, _tile(turn), across]
-            else:
-                source = weight.at[_tile(2 * turn + half), across]
-            _put(refs, source, slot, half)
-
-    first, last = first * stage.passes, last * stage.passes
-    return _each_step(first, last, stage.width // plan.columns, plan, refs, done, load)
-
-
-def _stream_up(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
-    """Gate and up of the chosen experts: a turn is half of a unit, 8 rows of each."""
-    stage = facts.stage("up")
-    first, last = _share(stage.units, plan, facts.stage("shared").units)
-    turns = jnp.int32(stage.passes * units_of_expert(facts))
-
-    def load(turn: Any, across: Any, slot: Any) -> None:
-        expert = refs.listed[lax.div(turn, turns)]
-        for half in range(2):
-            _put(
-                refs, refs.gate_up.at[expert, half, _tile(lax.rem(turn, turns)), across], slot, half
-            )
-
-    first, last = first * stage.passes, last * stage.passes
-    return _each_step(first, last, stage.width // plan.columns, plan, refs, done, load)
-
-
-def _put(refs: Any, source: Any, slot: Any, half: int) -> None:
-    plgpu.copy_gmem_to_smem(source, refs.ring.at[2 * slot + half], refs.full.at[slot])
-
-
-def _tile(number: Any) -> Any:
-    return pl.ds(pl.multiple_of(number * TILE, TILE), TILE)
-
-
-def _stream_down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
-    """The same rows of all experts that the token visits."""
-    first, last = _share(facts.model // UNIT, plan)
-    experts = [refs.listed[which] for which in range(facts.choice.top_k)]
-
-    def load(unit: Any, across: Any, slot: Any) -> None:
-        rows = pl.ds(pl.multiple_of(unit * UNIT, UNIT), UNIT)
-        for which in range(facts.visited):
-            if which < facts.choice.top_k:
-                source = refs.down.at[experts[which], rows, across]
-            else:
-                part = (which - facts.choice.top_k) * facts.ffn
-                within = pl.ds(pl.multiple_of(part + across.start, plan.columns), plan.columns)
-                source = refs.shared_down.at[rows, within]
-            half, place = divmod(which * UNIT, TILE)
-            target = refs.ring.at[2 * slot + half, pl.ds(place, UNIT)]
-            plgpu.copy_gmem_to_smem(source, target, refs.all_full.at[slot])
-
-    return _each_step(first, last, facts.ffn // plan.columns, plan, refs, done, load)
-
-
-# The computing warpgroup.
-
-
 def _compute(facts: Facts, plan: Plan, phases: tuple[Phase, ...], refs: Any) -> None:
     """Phase after phase."""
     plgpu.set_max_registers(232, action="increase")
-    together, done = len(phases) > 1, jnp.int32(0)
+    together, done = len(phases) > 1, jnp.int32(facts.skipped)
     if together:
         refs.round = refs.state[ROUND] + 1
+    if facts.before is not None:
+        facts.before.run(facts.problem, plan, refs)
     if Phase.OUT in phases:
         stage = facts.stage("out")
-        _take_tokens(facts, plan, stage, refs)
+        if facts.before is None:
+            _take_tokens(facts, plan, stage, refs)
+        else:
+            keep(refs, take(facts, plan, refs, stage))
         done = _plain(facts, plan, stage, refs, done)
     if Phase.ROUTER in phases:
         done = _router(facts, plan, refs, done, together)
@@ -237,7 +129,7 @@ def _router(facts: Facts, plan: Plan, refs: Any, done: Any, together: bool) -> A
     stage = facts.stage("shared")
     row = router_row(facts, plan, refs, own_expert(facts))
     weights = norm_weights(facts.problem, plan, facts.stage("up"), refs)
-    tokens = normalise(facts, take_stream(facts, plan, refs, "middle"), weights)
+    tokens = normalise(facts, take(facts, plan, refs, facts.stage("up")), weights)
     find_scores(facts, plan, refs, tokens, row)
     keep(refs, tokens)
     if together:
@@ -261,7 +153,7 @@ def _end_round(refs: Any) -> None:
 
 def _take_stream(facts: Facts, plan: Plan, stage: Stage, refs: Any) -> None:
     weights = norm_weights(facts.problem, plan, stage, refs)
-    values = take_stream(facts, plan, refs, stage.source)
+    values = take(facts, plan, refs, stage)
     if stage.result == "fused":
         plgpu.barrier_arrive(refs.seen)
     keep(refs, normalise(facts, values, weights))
@@ -273,9 +165,7 @@ def _take_tokens(facts: Facts, plan: Plan, stage: Stage, refs: Any) -> None:
 
 def _plain(facts: Facts, plan: Plan, stage: Stage, refs: Any, done: Any) -> Any:
     """This block's units of a product with rows in parts; the tokens are there."""
-    first, last = _share(
-        stage.units, plan, facts.shared // UNIT if stage.weight == "gate_up" else 0
-    )
+    first, last = share(stage.units, plan, facts.shared // UNIT if stage.weight == "gate_up" else 0)
     steps = stage.width // plan.columns
     tokens = Tokens(facts.problem, plan, stage, refs, jnp.int32(0))
 
@@ -342,13 +232,13 @@ def _store(
     store_unit(first, value, 1, 0, bool(facts.interpret))
     if stage.result in SENT and not facts.interpret:
         start = pl.multiple_of(facts.words(stage.result) + unit * UNIT, UNIT)
-        send_unit(refs.state.at[pl.ds(start, UNIT)], value, refs.round)
+        send(refs.state.at[pl.ds(start, UNIT)], value, refs.round)
 
 
 def _down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
     """This block's units of the experts' last product, and the sum over the experts."""
     stage = facts.stage("down")
-    first, last = _share(stage.units, plan)
+    first, last = share(stage.units, plan)
     steps = facts.ffn // plan.columns
     _take_tokens(facts, plan, stage, refs)
     tokens = Tokens(facts.problem, plan, stage, refs, jnp.int32(0))

@@ -13,17 +13,20 @@ from pallas_kernels.expert_mlp.choice import ChoiceProblem
 from pallas_kernels.layer_chain.gpu_plan import (
     PARTS,
     SHARED_MEMORY,
-    SMALL,
     TILE,
     UNIT,
+    Before,
     Plan,
     Problem,
     Stage,
 )
-from pallas_kernels.mixture_chain.checks import HEAD
+from pallas_kernels.mixture_chain.checks import HEAD, state_size
 
 # Places in the state: how often blocks have met, and the rounds that are over; then words.
 MEETINGS, ROUND = 0, 1
+
+_SMALL = 12 * 1024  # shared memory for sums, lists, and sums over threads
+_BARRIER, _BARRIERS = 8, 16  # bytes of one, and how many at most are for no slot and no chunk
 
 
 class Phase(StrEnum):
@@ -41,7 +44,9 @@ PHASES = tuple(Phase)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The sizes of a layer and what its kernel is told; shared: width of the shared expert."""
+    """The sizes of a layer and what its kernel is told. shared: width of the shared expert; before:
+    what gathers the first product's input and sends it, where that is no input of the kernel.
+    """
 
     inner: int
     model: int
@@ -53,6 +58,12 @@ class Facts:
     eps: float
     activation: str
     interpret: Any = None
+    before: Before | None = None
+
+    @property
+    def skipped(self) -> int:
+        """Slots of the ring that weights leave to others at first: uses are counted from there."""
+        return 0 if self.before is None else self.before.slots
 
     @property
     def problem(self) -> Problem:
@@ -65,7 +76,9 @@ class Facts:
         return self.choice.top_k + self.shared // self.ffn
 
     def words(self, name: str) -> int:
-        """Where in the state lie the words of "middle", "stream" or "scores"."""
+        """Where in the state lie the words of "middle", "stream", "scores" or "attended"."""
+        if name == "attended":
+            return state_size(self.model, self.choice.experts)
         return HEAD + self.model * ("middle", "stream", "scores").index(name)
 
     def stage(self, name: str) -> Stage:
@@ -83,12 +96,16 @@ class Facts:
         return stages[name]
 
 
-def make_plan(facts: Facts, blocks: int) -> Plan:
-    """Shared memory for the tokens of the widest product, and all else for weights in flight."""
+def make_plan(facts: Facts, blocks: int, *, least: int = 0) -> Plan:
+    """Shared memory for the tokens of the widest product, at least so many bytes, and all else for
+    weights in flight.
+    """
     widths = (facts.inner // PARTS, facts.model // PARTS, facts.ffn)
     columns = next(each for each in (128, 64) if all(width % each == 0 for width in widths))
     chunks = max(widths) // columns
-    slots = (SHARED_MEMORY - SMALL - chunks * PARTS * columns * 2) // (2 * TILE * columns * 2)
+    tokens = max(least, chunks * PARTS * columns * 2)
+    room = SHARED_MEMORY - _SMALL - tokens - _BARRIER * (chunks + _BARRIERS)
+    slots = room // (2 * TILE * columns * 2 + 3 * _BARRIER)
     return Plan(blocks, columns, slots, chunks)
 
 

@@ -1,4 +1,4 @@
-"""The token's residual stream on its way into the products: normalised in registers.
+"""The token on its way into the products: normalised in registers.
 
 A thread holds the same places of the stream, of the norm's weight and of a row of the router, so
 that each block of threads finds the score of an expert without a look at shared memory.
@@ -13,18 +13,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.layer_chain.gpu_norm import layout_of
-from pallas_kernels.layer_chain.gpu_plan import PARTS, Plan
+from pallas_kernels.layer_chain.gpu_plan import PARTS, Plan, Stage
 from pallas_kernels.mixture_chain.gpu_plan import Facts
 from pallas_kernels.mixture_chain.gpu_words import receive, receive_scores, send_score
 
 
-def take_stream(facts: Facts, plan: Plan, refs: Any, name: str) -> list[jax.Array]:
-    """The stream in chunks [PARTS, columns], as soon as all blocks have sent their parts."""
-    width = facts.model // PARTS
-    if not facts.interpret:
-        words = refs.state.at[pl.ds(facts.words(name), facts.model)]
-        return receive(words, width, plan.columns, refs.round)
-    return _chunks(getattr(refs, name), width, plan)
+def take(facts: Facts, plan: Plan, refs: Any, stage: Stage) -> list[jax.Array]:
+    """A stage's input in chunks [PARTS, columns], as soon as all blocks have sent their parts."""
+    if facts.interpret:
+        return _chunks(getattr(refs, stage.source), stage.width, plan)
+    words = refs.state.at[pl.ds(facts.words(stage.source), stage.inner)]
+    is_long = stage.source == "attended"
+    return receive(words, stage.width, plan.columns, refs.round, is_long=is_long)
 
 
 def normalise(facts: Facts, values: list[jax.Array], weights: list[jax.Array]) -> list[jax.Array]:

@@ -17,7 +17,7 @@ from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.layer_chain.gpu_norm import layout_of
-from pallas_kernels.layer_chain.gpu_plan import PARTS, UNIT
+from pallas_kernels.layer_chain.gpu_plan import PARTS
 from pallas_kernels.layer_chain.gpu_unit import SUMS
 
 _NARROW = plgpu.Layout.WG_STRIDED((SUMS,), vec_size=1)
@@ -45,17 +45,29 @@ setp.ne.u32 waits, round, $2;
 st.shared.b32 [$1], number;
 }
 """
+_WATCH = f"""
+{{
+.reg .pred waits;
+.reg .b32 differs;
+AGAIN:
+ld.relaxed.gpu.global.b32 differs, [$0];
+xor.b32 differs, differs, $1;
+and.b32 differs, differs, {_LOW};
+setp.ne.u32 waits, differs, 0;
+@waits bra AGAIN;
+}}
+"""
 
 
-def send_unit(words: Any, value: jax.Array, round_: Any) -> None:
-    """The first UNIT of bfloat16 [SUMS] to int32 [UNIT] of global memory."""
+def send(words: Any, value: jax.Array, round_: Any) -> None:
+    """The first numbers of bfloat16 [SUMS] to as many int32 of global memory."""
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), _NARROW, _SCALAR))
-    def send(ctx: Any, ref: Any, value: Any, round_: Any) -> None:
+    def store(ctx: Any, ref: Any, value: Any, round_: Any) -> None:
         del ctx
         i16, i32 = ir.IntegerType.get_signless(16), ir.IntegerType.get_signless(32)
         thread = arith.andi(utils.thread_idx(), utils.c(SUMS - 1, i32))
-        inside = arith.cmpi(arith.CmpIPredicate.ult, thread, utils.c(UNIT, i32))
+        inside = arith.cmpi(arith.CmpIPredicate.ult, thread, utils.c(words.shape[0], i32))
         (each,) = value.registers.flat
         number = vector.extract(each, dynamic_position=[], static_position=[0])
         bits = arith.extui(i32, arith.bitcast(i16, number))
@@ -69,13 +81,16 @@ def send_unit(words: Any, value: jax.Array, round_: Any) -> None:
             has_side_effects=True,
         )
 
-    send(words, value, round_)
+    store(words, value, round_)
 
 
-def receive(words: Any, width: int, columns: int, round_: Any) -> list[jax.Array]:
+def receive(
+    words: Any, width: int, columns: int, round_: Any, *, is_long: bool = False
+) -> list[jax.Array]:
     """A token [PARTS, width] in chunks [PARTS, columns] of bfloat16, as soon as all of it is there.
 
-    words: int32 [PARTS * width] of global memory.
+    words: int32 [PARTS * width] of global memory. is_long: that will take a while, in which memory
+    has better to do than to be asked for all of it: one word of each part is looked at until then.
     """
     chunks, layout = width // columns, layout_of(columns)
     each = PARTS * columns // _THREADS  # numbers of a chunk that a thread holds, side by side
@@ -92,6 +107,9 @@ def receive(words: Any, width: int, columns: int, round_: Any) -> list[jax.Array
         place = _own_number(thread, width, columns)
         firsts = [chunk * columns + at for chunk in range(chunks) for at in range(0, each, 4)]
         offsets = [4 * first for first in firsts]
+        if is_long:
+            part = arith.subi(place, arith.remui(place, utils.c(width, i32)))
+            utils.inline_ptx(_WATCH, _address(ref, part, 4), _low(round_), has_side_effects=True)
         pairs = utils.inline_ptx(
             _waiting_load(offsets),
             _address(ref, place, 4),

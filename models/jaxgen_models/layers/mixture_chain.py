@@ -1,11 +1,13 @@
-"""One token's layers with experts, chained: one kernel from a layer's attention to the next one."""
+"""One token's layers with experts, chained: one kernel from a layer's attention to the next one, or
+from its first product, where attention begins that kernel.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgen_models.cache import LayerPages
 from jaxgen_models.layers.attention import Attention
@@ -16,6 +18,7 @@ from jaxgen_models.layers.linear import project
 from jaxgen_models.layers.mlp import GatedMLP
 from jaxgen_models.layers.moe import MoE
 from jaxgen_models.layers.norm import RMSNorm
+from pallas_kernels.attend_mixture import attend_mixture, has_kernel as attends
 from pallas_kernels.mixture_chain import (
     MixtureWeights,
     has_kernel,
@@ -115,25 +118,55 @@ def run_mixtures(
     links: Sequence[MixtureLink], x: Float[Array, "1 model"], calls: Sequence[Call]
 ) -> tuple[list[Float[Array, "1 model"]], list[LayerPages]]:
     """What each layer gives, as if they were called one after the other."""
-    experts = [one.mlp.router.problem(_ROWS).experts for one in links if isinstance(one.mlp, MoE)]
-    fused, state = links[0].first(x), mixture_state(x.shape[1], max(experts, default=0))
+    fused, state = links[0].first(x), _state(links, x)
     seen, written = [], []
     for one, following, call in zip(links, [*links[1:], None], calls, strict=True):
-        attended, pages = one.attention.attended(fused, *call)
         if isinstance(one.mlp, MoE):
-            x, ahead, state = mixture_chain(
-                attended,
-                x,
-                one.weights(following),
-                state,
-                choice=one.mlp.router.problem(_ROWS),
-                eps=one.mlp_norm.eps,
-                activation=one.activation,
-            )
+            x, ahead, pages, state = _advance(one, following, fused, x, call, state)
         else:
+            attended, pages = one.attention.attended(fused, *call)
             x = one.dense(attended, x)
             ahead = None if following is None else following.first(x)
         fused = fused if ahead is None else ahead
         seen.append(x)
         written.append(pages)
     return seen, written
+
+
+def _state(links: Sequence[MixtureLink], x: Float[Array, "1 model"]) -> Int[Array, " state"]:
+    """Room for what any of these layers hands on."""
+    mixtures = [(one, one.mlp) for one in links if isinstance(one.mlp, MoE)]
+    experts = [mlp.router.problem(_ROWS).experts for _, mlp in mixtures]
+    inner = [one.attention.output_weight().shape[1] for one, _ in mixtures]
+    return mixture_state(x.shape[1], max(experts, default=0), max(inner, default=0))
+
+
+def _advance(
+    one: MixtureLink,
+    following: MixtureLink | None,
+    fused: Float[Array, "1 fused"],
+    x: Float[Array, "1 model"],
+    call: Call,
+    state: Int[Array, " state"],
+) -> tuple[
+    Float[Array, "1 model"], Float[Array, "1 fused"] | None, LayerPages, Int[Array, " state"]
+]:
+    """From a first product to the next layer's: x, that, the layer's pages, the chain's state.
+
+    Short contexts attend where the chain begins, others in kernels of their own.
+    """
+    assert isinstance(one.mlp, MoE)
+    attention, weights = one.attention, one.weights(following)
+    chain: dict[str, Any] = {
+        "choice": one.mlp.router.problem(_ROWS),
+        "activation": one.activation,
+    }
+    rotary, pages, rows = call
+    options = attention.plain_options(rotary) if isinstance(attention, Attention) else None
+    inputs = fused, x, weights, pages, rows
+    if options is not None and attends(*inputs, **chain, **options):
+        options |= {"eps": one.mlp_norm.eps, "scale": attention.scale}
+        return attend_mixture(*inputs, state, **chain, **options)
+    attended, pages = attention.attended(fused, *call)
+    x, ahead, state = mixture_chain(attended, x, weights, state, eps=one.mlp_norm.eps, **chain)
+    return x, ahead, pages, state

@@ -47,6 +47,11 @@ class Case:
     soft_cap: float | None = None
     sinks: bool = False
 
+    @property
+    def width(self) -> int:
+        """Columns of the raw product."""
+        return (self.heads + 2 * self.kv_heads) * HEAD
+
 
 CHECKS = {
     "70": Case(70),
@@ -61,13 +66,10 @@ CHECKS = {
 }
 
 
-def arguments(case: Case, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments and options, NaN in what no row owns."""
+def attention_of(case: Case, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The raw product, pages, rows, and the options of attention; NaN in what no row owns."""
     rows, count = shuffled_rows([(1, case.length)], PAGE)
     keys = jax.random.split(jax.random.key(seed), 7)
-    width = (case.heads + 2 * case.kv_heads) * HEAD
-    shape: dict[str, Any] = {**LLAMA_8B, "inner": case.heads * HEAD, "fused": width}
-    _, residual, weights = make(1, **shape)
     owned = np.zeros((count, PAGE), bool)
     position = np.arange(case.length - 1)
     owned[np.asarray(rows.block_table)[0, position // PAGE], position % PAGE] = True
@@ -85,18 +87,36 @@ def arguments(case: Case, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "window": case.window,
         "soft_cap": case.soft_cap,
         "sinks": jax.random.normal(keys[3], (case.heads,)) if case.sinks else None,
+        "scale": HEAD**-0.5,
     }
     if case.norms:
         vectors = (jax.random.uniform(k, (HEAD,), jnp.bfloat16, 0.5, 1.5) for k in keys[4:6])
         options["norms"] = HeadNorms(*vectors, eps=1e-6)
-    fused = jax.random.normal(keys[6], (1, width), jnp.bfloat16)
+    fused = jax.random.normal(keys[6], (1, case.width), jnp.bfloat16)
+    return (fused, pages, rows), options
+
+
+def arguments(case: Case, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and options of attend_chain, with a layer of Llama-8B's other sizes."""
+    (fused, pages, rows), options = attention_of(case, seed)
+    shape: dict[str, Any] = {**LLAMA_8B, "inner": case.heads * HEAD, "fused": case.width}
+    _, residual, weights = make(1, **shape)
     return (fused, residual, weights, pages, rows, chain_state()), options
+
+
+def largest_difference(pages: KVPages, others: KVPages) -> float:
+    """Of what is in the pages; infinite unless they hold NaN in the same places."""
+    return max(
+        float(np.nanmax(np.abs(np.asarray(a, np.float32) - np.asarray(b, np.float32))))
+        if np.array_equal(np.isnan(a), np.isnan(b))
+        else np.inf
+        for a, b in zip(*map(jax.tree.leaves, (pages, others)), strict=True)
+    )
 
 
 def check(name: str, case: Case) -> bool:
     """Twice with the kernel, once in parts."""
     inputs, options = arguments(case, len(name))
-    options["scale"] = HEAD**-0.5
 
     def run(implementation: str) -> Callable[..., Any]:
         return jax.jit(
@@ -110,12 +130,7 @@ def check(name: str, case: Case) -> bool:
         difference(one, np.asarray(other, np.float64))
         for one, other in zip(first[:2], want[:2], strict=True)
     ]
-    pages = max(
-        float(np.nanmax(np.abs(np.asarray(a, np.float32) - np.asarray(b, np.float32))))
-        if np.array_equal(np.isnan(a), np.isnan(b))
-        else np.inf
-        for a, b in zip(*map(jax.tree.leaves, (first[2], want[2])), strict=True)
-    )
+    pages = largest_difference(first[2], want[2])
     same = all(bool((a == b).all()) for a, b in zip(first[:2], second[:2], strict=True))
     good = same and pages < 0.1 and all(error < 1e-2 for error in errors)
     print(
@@ -129,7 +144,6 @@ def clock(length: int, layers: list[Any]) -> None:
     case = Case(length)
     (fused, x, _, pages, rows, _), options = arguments(case, 0)
     pages = jax.tree.map(jnp.nan_to_num, pages)
-    options["scale"] = HEAD**-0.5
 
     def together(x: Any, fused: Any, weights: Any, pages: Any, state: Any, rows: Any) -> Any:
         return attend_chain(

@@ -1,26 +1,39 @@
 """The mixture chain's kernel on a GPU: right against float32, the same bits twice, and its time.
 
-    python tests/kernels/device/mixture_chain.py
+    python tests/kernels/device/mixture_chain.py --time 128 2048 8192
 
 One line a check: relative errors of the residual stream and of the next layer's first product;
 then, over a chain of layers with weights of their own, microseconds a layer and the rate at which
-weights are read.
+weights are read. The same of the kernel that attention begins, beside attention in kernels of its
+own, at each length of `--time`.
 """
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
 from jaxgen.bench.kernels.timing import median_call_seconds  # noqa: E402
+from pallas_kernels.attend_mixture import attend_mixture  # noqa: E402
 from pallas_kernels.expert_mlp.choice import ChoiceProblem  # noqa: E402
 from pallas_kernels.mixture_chain import MixtureWeights, mixture_chain, mixture_state  # noqa: E402
+from pallas_kernels.qkv_attention import qkv_attention  # noqa: E402
+from tests.kernels.device.attend_chain import (  # noqa: E402
+    HEAD,
+    Case,
+    attention_of,
+    largest_difference,
+)
+from tests.kernels.mixture_chain.conformance import difference  # noqa: E402
 
 
 def choice(experts: int, top_k: int, softmax: bool, normalise: bool) -> ChoiceProblem:
@@ -42,6 +55,21 @@ SHAPES = {
     ),
 }
 OPTIONS = {"eps": 1e-6, "activation": "silu"}
+QWEN = Case(128, heads=32, kv_heads=4, norms=True)
+ATTENDED = {
+    "its first token": replace(QWEN, length=1),
+    "70": replace(QWEN, length=70),
+    "64, a page is full": replace(QWEN, length=64),
+    "300": replace(QWEN, length=300),
+    "2048": replace(QWEN, length=2048),
+    "8191": replace(QWEN, length=8191),
+    "window": replace(QWEN, length=900, window=70),
+    "interleaved, cap, sinks": replace(
+        QWEN, length=1290, interleaved=True, soft_cap=2.0, sinks=True
+    ),
+    "group of 2": Case(129, heads=32, kv_heads=16),
+    "group of 8, one KV head": Case(2000, heads=8, kv_heads=1),
+}
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4, 5, 6))
@@ -127,15 +155,98 @@ def clock(name: str, depth: int) -> None:
     print(f"{name}: {seconds * 1e6:.1f} us a layer, {read / seconds / 1e12:.2f} TB/s", flush=True)
 
 
+def check_attended(name: str) -> bool:
+    """The kernel that attention begins, twice, beside its parts, over three layers' calls."""
+    case, problem = ATTENDED[name], SHAPES["qwen3-30b"][0]
+    sizes = SHAPES["qwen3-30b"][1] | {"inner": case.heads * HEAD, "fused": case.width}
+    (fused, pages, rows), options = attention_of(case, len(name))
+    x = jax.random.normal(jax.random.key(len(name)), (1, sizes["model"]), jnp.bfloat16)
+    layers = [random_layer(jax.random.key(s), problem.experts, *sizes.values()) for s in range(2)]
+
+    def run(fused: Any, x: Any, layers: Any, pages: Any, rows: Any, implementation: str) -> Any:
+        state, found = mixture_state(sizes["model"], problem.experts, sizes["inner"]), []
+        for weights in layers:  # of the same input: what one gives is not the other's error
+            *outputs, state = attend_mixture(
+                *(fused, x, weights, pages, rows, state),
+                choice=problem,
+                implementation=implementation,
+                **options,
+                **OPTIONS,
+            )
+            found.append(outputs)
+        return found
+
+    args = fused, x, layers, pages, rows
+    kernel = jax.jit(partial(run, implementation="gpu"))
+    first, second = kernel(*args), kernel(*args)
+    wanted = jax.jit(partial(run, implementation="reference"))(*args)
+    errors, written, same = [], 0.0, True
+    for one, other, want in zip(first, second, wanted, strict=True):
+        pairs = zip(one[:2], want[:2], strict=True)
+        errors += [difference(got, np.asarray(right, np.float64)[0]) for got, right in pairs]
+        written = max(written, largest_difference(one[2], want[2]))
+        same = same and all(bool((a == b).all()) for a, b in zip(one[:2], other[:2], strict=True))
+    good = same and written < 0.1 and all(error < 2e-2 for error in errors)
+    shown = " ".join(f"{error:.1e}" for error in errors)
+    print(f"{'ok  ' if good else 'FAIL'} {name}: errors {shown}, pages {written:.1e}, same {same}")
+    return good
+
+
+def clock_attended(length: int, layers: list[MixtureWeights]) -> None:
+    """Time of a chain of layers with attention over so many tokens, both ways."""
+    problem, sizes = SHAPES["qwen3-30b"]
+    (fused, pages, rows), options = attention_of(replace(QWEN, length=length), 0)
+    pages = jax.tree.map(jnp.nan_to_num, pages)
+    x = jax.random.normal(jax.random.key(7), (1, sizes["model"]), jnp.bfloat16)
+    chained: dict[str, Any] = {"choice": problem, "implementation": "gpu", **OPTIONS}
+
+    def together(x: Any, fused: Any, weights: Any, pages: Any, state: Any, rows: Any) -> Any:
+        return attend_mixture(fused, x, weights, pages, rows, state, **chained, **options)
+
+    def apart(x: Any, fused: Any, weights: Any, pages: Any, state: Any, rows: Any) -> Any:
+        raw = fused.reshape(1, QWEN.kv_heads, -1, HEAD)
+        attended, pages = qkv_attention(raw, pages, rows, **options)
+        x, fused, state = mixture_chain(attended.reshape(1, -1), x, weights, state, **chained)
+        return x, fused, pages, state
+
+    for name, layer in (("together", together), ("apart", apart)):
+
+        def chain(x: Any, fused: Any, layers: Any, all_pages: Any, rows: Any, layer=layer) -> Any:
+            state, written = mixture_state(sizes["model"], problem.experts, sizes["inner"]), []
+            for weights, pages in zip(layers, all_pages, strict=True):
+                x, fused, pages, state = layer(x, fused, weights, pages, state, rows)
+                written.append(pages)
+            return written, x
+
+        held = [jax.tree.map(jnp.copy, pages) for _ in layers]
+        run = jax.jit(chain, donate_argnums=3).lower(x, fused, layers, held, rows).compile()
+
+        def step(run=run, box=[held]) -> Any:  # noqa: B006
+            box[0], out = run(x, fused, layers, box[0], rows)
+            return out
+
+        seconds = median_call_seconds(step, len(layers), queued=10, batches=5)
+        print(f"{length} {name}: {seconds * 1e6:.1f} us a layer", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("--attended", nargs="*", default=list(ATTENDED))
     parser.add_argument("--layers", type=int, default=8, help="0: no timing")
+    parser.add_argument("--time", type=int, nargs="*", default=[])
     args = parser.parse_args()
     good = [check(name) for name in args.shapes]
+    good += [check_attended(name) for name in args.attended]
     for name in args.shapes:
         if args.layers and SHAPES[name][1]["fused"] is not None:
             clock(name, args.layers)
+    if args.time:
+        layers = [made("qwen3-30b", seed) for seed in range(args.layers)]
+        following = [layer.out for layer in [*layers[1:], layers[0]]]
+        layers = [replace(w, ahead=out) for w, out in zip(layers, following, strict=True)]
+        for length in args.time:
+            clock_attended(length, layers)
     return 0 if all(good) else 1
 
 
