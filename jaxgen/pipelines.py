@@ -49,6 +49,12 @@ class GenerateParams:
     stop: str | Sequence[str] = ()
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("do_sample", "return_full_text"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise InvalidParameter(name, f"must be true or false, not {value!r}")
+
     def sampling(self, prompt_length: int) -> SamplingParams:
         """What the sampler is asked for a prompt of this many tokens."""
         temperature = 1.0 if self.temperature is None else self.temperature

@@ -12,9 +12,17 @@ from jaxgen.serving.errors import bad_request
 from jaxgen.serving.generation import Work
 from jaxgen.serving.logprobs import TokenNames
 from jaxgen.serving.messages import for_template
-from jaxgen.serving.parsers import always_thinks, make_parser, read_after
+from jaxgen.serving.parsers import BEGUN, always_thinks, make_parser, read_after
 from jaxgen.serving.parsers.thinking import BEGIN as THINK_BEGIN, END as THINK_END
-from jaxgen.serving.prompts import Prompt, check_room, off_loop, read_prompt
+from jaxgen.serving.prompts import (
+    SHORT_TEXT,
+    Prompt,
+    check_choices,
+    check_room,
+    fitted,
+    off_loop,
+    read_prompt,
+)
 from jaxgen.serving.protocol.chat import ChatRequest, NamedTool
 from jaxgen.serving.settings import SETTLED_BY_REQUEST
 from jaxgen.serving.tools import (
@@ -28,7 +36,10 @@ from jaxgen.serving.tools import (
 from jaxgen.text.chat_template import ChatTemplate
 
 _TAIL = 16
-"""Tokens in which a template may end the thoughts that it lets a model not have."""
+"""Tokens in which a template may begin the thoughts, or end those that it lets a model not have."""
+
+_EACH = 20
+"""Characters that a message counts for beside its content."""
 
 _SPACING = r"[ \n]{0,8}"
 """Between the parts of a call: a model must not fill its context with white space instead."""
@@ -76,19 +87,24 @@ async def understand(
     settled |= _structure(body)
     if special:
         settled["skip_special_tokens"] = False
+    defaults = serving.settings.sampling_defaults
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    settled["max_tokens"] = asked
+    settled["max_tokens"] = defaults.get("max_tokens") if asked is None else asked
     shown = {} if body.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
     try:
-        params = body.params(serving.settings.sampling_defaults, **settled)
+        params = body.params(defaults, **settled)
     except InvalidParameter as error:
         raise error.under({"logprobs": "top_logprobs", **shown}) from None
-    prompt = await render(serving, body, field)
+    check_choices(serving, 1, params.n, field)
+    prompt = await render(serving, body, field, room=params.max_tokens)
+    if asked is None:
+        params = fitted(serving, [prompt], params)
     limit = "max_tokens" if body.max_completion_tokens is None else limit
     check_room(serving, prompt, params, field=field, limit=limit)
-    if reasoning is not None and thinking_is_over(serving, prompt):
-        parser, _ = _parser(serving, body, None)
-    elif reasoning is not None and params.structured_outputs is not None:
+    if reasoning is not None:
+        reasoning = _left_to_think(serving, prompt, reasoning)
+        parser, _ = _parser(serving, body, reasoning)
+    if reasoning is not None and params.structured_outputs is not None:
         params = _free_thoughts(params, params.structured_outputs, reasoning)
     last = body.messages[-1]
     role = serving.settings.response_role
@@ -108,10 +124,11 @@ async def understand(
     )
 
 
-async def render(serving: Serving, body: ChatRequest, field: str = "messages") -> Prompt:
-    """The conversation as the model's template writes it, as token ids."""
+async def render(
+    serving: Serving, body: ChatRequest, field: str = "messages", *, room: int | None = None
+) -> Prompt:
+    """The conversation as the model's template writes it, as token ids. room: as `read_prompt`."""
     tokenizer = serving.need_tokenizer()
-    messages = for_template(body.messages)
     variables = dict(body.chat_template_kwargs or {})
     clash = [name for name in SETTLED_BY_REQUEST if name in variables]
     if clash:
@@ -128,19 +145,18 @@ async def render(serving: Serving, body: ChatRequest, field: str = "messages") -
         template = ChatTemplate(body.chat_template, tokenizer.special_tokens)
     if template is None:
         raise bad_request("this model has no chat template: start the server with --chat-template")
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
 
     def write() -> str:
         return template.render(
-            messages,
-            tools=tools or None,
+            for_template(body.messages),
+            tools=[tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None,
             documents=body.documents,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             **variables,
         )
 
-    text = await off_loop(write, sum(len(message["content"]) for message in messages))
+    text = await off_loop(write, _size(body))
     return replace(
         await read_prompt(
             serving,
@@ -148,10 +164,19 @@ async def render(serving: Serving, body: ChatRequest, field: str = "messages") -
             add_special_tokens=body.add_special_tokens,
             keep=body.truncate_prompt_tokens,
             keep_first=body.truncation_side == "right",
+            room=room,
             field=field,
         ),
         text=None,
     )
+
+
+def _size(body: ChatRequest) -> int:
+    """Characters that a template has to write, roughly; tools and parts are taken for many."""
+    contents = [message.get("content") or "" for message in body.messages]
+    if body.tools or body.documents or not all(isinstance(each, str) for each in contents):
+        return SHORT_TEXT + 1
+    return sum(_EACH + len(each) for each in contents)
 
 
 def _structure(body: ChatRequest) -> dict[str, Any]:
@@ -169,10 +194,14 @@ def _structure(body: ChatRequest) -> dict[str, Any]:
     return {"structured_outputs": {"json": schema, "whitespace_pattern": _SPACING}}
 
 
-def thinking_is_over(serving: Serving, prompt: Prompt) -> bool:
-    """Whether the template has written the end of the thoughts, so that an answer follows."""
-    last = serving.need_tokenizer().decode(prompt.ids[-_TAIL:])
-    return last.rstrip().endswith(THINK_END)
+def _left_to_think(serving: Serving, prompt: Prompt, reasoning: str) -> str | None:
+    """The reasoning parser for what follows a prompt in which the template may have begun the
+    thoughts already, or ended them: then an answer follows, and none is needed.
+    """
+    last = serving.need_tokenizer().decode(prompt.ids[-_TAIL:]).rstrip()
+    if last.endswith(THINK_END):
+        return None
+    return BEGUN if last.endswith(THINK_BEGIN) else reasoning
 
 
 def _free_thoughts(

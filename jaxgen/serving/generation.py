@@ -60,9 +60,6 @@ async def deltas(serving: Serving, work: Work) -> AsyncGenerator[tuple[int, Requ
     ApiError, or what the engine refuses with, before the first delta; ApiError when it fails.
     """
     choices = len(work.prompts) * work.params.n
-    most = serving.settings.max_choices
-    if choices > most:
-        raise bad_request(f"{choices} continuations are asked for at once, at most {most} may", "n")
     ids = [f"{work.public_id}#{next(_numbers)}" for _ in work.prompts]
     with serving.admitted(work.public_id, ids, choices):
         if len(ids) > 1:

@@ -20,6 +20,47 @@ class Prompt:
     text: str | None
 
 
+async def read_prompts(
+    serving: Serving,
+    given: Sequence[str | Sequence[int]],
+    n: int = 1,
+    *,
+    add_special_tokens: bool = True,
+    keep: int | None = None,
+    keep_first: bool = False,
+    room: int | None = None,
+    field: str = "prompt",
+) -> list[Prompt]:
+    """All prompts of a request that wants `n` continuations of each; as `read_prompt`.
+
+    ApiError, before any is read, for more continuations than a request may ask for.
+    """
+    check_choices(serving, len(given), n, field)
+    prompts = []
+    for each in given:
+        prompts.append(
+            await read_prompt(
+                serving,
+                each,
+                add_special_tokens=add_special_tokens,
+                keep=keep,
+                keep_first=keep_first,
+                room=room,
+                field=field,
+            )
+        )
+        await asyncio.sleep(0)  # others go on between two short ones
+    return prompts
+
+
+def check_choices(serving: Serving, prompts: int, n: int, field: str) -> None:
+    """ApiError 400 for more continuations than one request may ask for."""
+    most = serving.settings.max_choices
+    if prompts * n > most:
+        message = f"{prompts * n} continuations are asked for at once, at most {most} may"
+        raise bad_request(message, "n" if n > 1 else field)
+
+
 async def read_prompt(
     serving: Serving,
     given: str | Sequence[int],
@@ -27,10 +68,12 @@ async def read_prompt(
     add_special_tokens: bool = True,
     keep: int | None = None,
     keep_first: bool = False,
+    room: int | None = None,
     field: str = "prompt",
 ) -> Prompt:
-    """The prompt, cut to `keep` tokens (-1: the context), its last ones unless `keep_first`.
+    """The prompt, cut to `keep` tokens, its last ones unless `keep_first`.
 
+    keep: -1 is what the context holds beside `room` tokens that are to follow, at least one.
     ApiError, about `field`, if it is empty, too long to be read, or has ids of no token.
     """
     if isinstance(given, str):
@@ -46,7 +89,7 @@ async def read_prompt(
         prompt = Prompt(list(given), None)
         _check_vocabulary(serving, prompt.ids, field)
     if keep is not None:
-        most = serving.engine.max_context - 1 if keep == -1 else keep
+        most = max(1, serving.engine.max_context - (room or 1)) if keep == -1 else keep
         if most < 1:
             message = "truncate_prompt_tokens must be -1 or positive"
             raise bad_request(message, "truncate_prompt_tokens")

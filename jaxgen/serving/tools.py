@@ -1,15 +1,17 @@
 """Tools: what must be written for a call that is required, and how a model's text is read."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from jaxgen.sampling import InvalidParameter
 from jaxgen.serving.parsers.call_json import CallWriter, call_object
 from jaxgen.serving.parsers.events import Arguments, Event, Reasoning, Text, ToolCall
 from jaxgen.serving.parsers.reading import Reader, ReadingParser, next_visible
 from jaxgen.serving.protocol.chat import ChatTool
 
 _ANYTHING = {"type": "object"}
+_DEFINITIONS = ("$defs", "definitions")
 
 
 class TextParser(Protocol):
@@ -32,10 +34,12 @@ def new_call_id() -> str:
 def required_schema(tools: Sequence[ChatTool], *, one: bool) -> dict[str, Any]:
     """The JSON schema of a list of calls of these tools; one: exactly one call."""
     calls = []
-    definitions: dict[str, Any] = {}
+    shared: dict[str, dict[str, Any]] = {}
     for tool in tools:
         parameters: dict[str, Any] = dict(tool.function.parameters or _ANYTHING)
-        definitions |= parameters.pop("$defs", {})  # references to them begin at the root
+        for place in _DEFINITIONS:  # references to them begin at the root
+            if place in parameters:
+                _share(shared.setdefault(place, {}), parameters.pop(place), place)
         calls.append(
             {
                 "type": "object",
@@ -50,9 +54,16 @@ def required_schema(tools: Sequence[ChatTool], *, one: bool) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     if one:
         schema["maxItems"] = 1
-    if definitions:
-        schema["$defs"] = definitions
-    return schema
+    return schema | shared
+
+
+def _share(known: dict[str, Any], added: object, place: str) -> None:
+    """Adds definitions; InvalidParameter for two of one name that differ."""
+    if not isinstance(added, Mapping):
+        raise InvalidParameter("tools", f"hold {place} that are no object: {added!r}")
+    for name, definition in added.items():
+        if known.setdefault(name, definition) != definition:
+            raise InvalidParameter("tools", f"define {name!r} in their {place} in different ways")
 
 
 def named_schema(tools: Sequence[ChatTool], name: str) -> dict[str, Any]:

@@ -9,6 +9,11 @@ for _ in range(70):
     DEEP = [DEEP]
 
 
+def defining(definitions):
+    """A tool whose parameters have these definitions."""
+    return {"type": "function", "function": {"name": "f", "parameters": {"$defs": definitions}}}
+
+
 def error_of(response, status=400):
     """The error object, which every refusal has."""
     assert response.status_code == status, response.text
@@ -96,6 +101,13 @@ def test_completions_name_the_field(ask, body, param, message):
         ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice", "must be none, auto"),
         ({"chat_template": "x"}, "chat_template", "--trust-request-chat-template"),
         ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs", "tools"),
+        ({"chat_template_kwargs": {"self": 1}}, None, "the chat template failed"),
+        ({"tools": [defining(5)], "tool_choice": "required"}, "tools", "$defs that are no object"),
+        (
+            {"tools": [defining({"a": {}}), defining({"a": True})], "tool_choice": "required"},
+            "tools",
+            "'a' in their $defs",
+        ),
         ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "stream"),
         ({"functions": [{}]}, "functions", "tools"),
@@ -147,7 +159,7 @@ def test_responses_name_the_field(ask, field, value):
         *(("stop", each) for each in (1.5, {"a": 1}, [3], True)),
         *((name, "a") for name in ("max_length", "max_new_tokens", "temperature", "top_k")),
         *((name, [1]) for name in ("max_length", "min_new_tokens", "seed", "top_p")),
-        ("ignore_eos", "no"),
+        *((name, "no") for name in ("ignore_eos", "do_sample", "return_full_text")),
         ("no_such", 1),
     ],
 )

@@ -92,6 +92,33 @@ def test_sides_of_truncation(ask):
     assert "hi" not in echoed.json()["choices"][0]["text"]
 
 
+def test_truncation_to_the_context_leaves_room_for_the_answer(ask):
+    client = ask()
+    for path, wanted, kept in (
+        ("/v1/completions", 100, 156),
+        ("/v1/completions", None, 240),  # 16 are usual
+        ("/v1/chat/completions", 100, 156),
+        ("/v1/chat/completions", None, 255),
+    ):
+        text = {"messages": [{"role": "user", "content": "z " * 300}], "prompt": "z " * 300}
+        body = {**text, "truncate_prompt_tokens": -1, "max_tokens": wanted}
+        assert client.post(path, json=body).status_code == 200
+        assert len(asked_last(client)[0]) == kept
+
+
+@routes
+def test_the_servers_usual_number_of_tokens(ask, path):
+    """--override-generation-config says it; a request that says another gets that."""
+    client = ask(sampling_defaults={"max_tokens": 7})
+    for asked, got in (({}, 7), ({"max_tokens": None}, 7), ({"max_tokens": 20}, 20)):
+        assert client.post(path, json={**BODIES[path], **asked}).status_code == 200
+        assert asked_last(client)[1].max_tokens == got
+    many = ask(sampling_defaults={"max_tokens": 1000})
+    assert many.post(path, json=BODIES[path]).status_code == 200
+    prompt, params = asked_last(many)
+    assert len(prompt) + params.max_tokens == 256
+
+
 @routes
 def test_sglangs_fields_for_forms(ask, path):
     client = ask()

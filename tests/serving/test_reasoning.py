@@ -81,6 +81,19 @@ def test_thoughts_that_the_template_has_ended(ask):
     assert params.structured_outputs.after is None
 
 
+@pytest.mark.parametrize("parser", ["deepseek_r1", "qwen3"])
+def test_thoughts_that_the_template_has_begun(ask, parser):
+    template = "{{ messages[0].content }}<think>\n"
+    texts = ("so", "</think>", "{}")
+    client = ask(texts, reasoning_parser=parser, trust_request_chat_template=True)
+    told = client.post("/v1/chat/completions", json=CHAT | FORM | {"chat_template": template})
+    message = told.json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("so", "{}")
+    (_, _, params), *_ = client.app.state.serving.engine.asked
+    wanted = params.structured_outputs
+    assert (wanted.after, wanted.opening) == ("</think>", None)
+
+
 def test_a_required_call_may_be_thought_about(ask):
     tool = {"type": "function", "function": {"name": "f"}}
     texts = ("it is f", "</think>", '[{"name": "f", "parameters": {"a": 1}}]')

@@ -64,11 +64,12 @@ def test_a_form_that_must_be(ask):
     assert refused.value.param == "structured_outputs"
 
 
-def test_definitions_are_found_from_the_root():
-    inner = {"$ref": "#/$defs/colour"}
-    parameters = {"properties": {"c": inner}, "$defs": {"colour": {"enum": ["red"]}}}
+@pytest.mark.parametrize("place", ["$defs", "definitions"])
+def test_definitions_are_found_from_the_root(place):
+    inner = {"$ref": f"#/{place}/colour"}
+    parameters = {"properties": {"c": inner}, place: {"colour": {"enum": ["red"]}}}
     function = {"name": "paint", "parameters": parameters}
-    schema = required_schema([ChatTool(function=function)], one=True)
-    assert schema["$defs"] == {"colour": {"enum": ["red"]}}
-    assert "$defs" not in schema["items"]["anyOf"][0]["properties"]["parameters"]
+    schema = required_schema([ChatTool(function=function)] * 2, one=True)
+    assert schema[place] == {"colour": {"enum": ["red"]}}
+    assert place not in schema["items"]["anyOf"][0]["properties"]["parameters"]
     assert schema["maxItems"] == 1

@@ -23,6 +23,8 @@ REASONING_PARSERS: Mapping[str, Callable[[], Parser]] = {
     "deepseek_r1": ThinkingParser,
     "qwen3": MarkedThinkingParser,
 }
+BEGUN = "deepseek_r1"
+"""The reasoning parser, whatever the model, of a text whose thoughts were begun in the prompt."""
 
 
 def make_parser(*, tools: str | None = None, reasoning: str | None = None) -> OutputParser:
@@ -53,6 +55,7 @@ def _find(what: str, name: str | None, known: Mapping[str, Callable[[], Parser]]
 
 
 __all__ = [
+    "BEGUN",
     "REASONING_PARSERS",
     "TOOL_PARSERS",
     "Arguments",

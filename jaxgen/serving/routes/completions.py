@@ -17,7 +17,7 @@ from jaxgen.serving.context import Serving
 from jaxgen.serving.deltas import CompletionDelta, RequestDelta
 from jaxgen.serving.generation import Answered, Grown, Work, collect, deltas
 from jaxgen.serving.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
-from jaxgen.serving.prompts import Prompt, check_room, fitted, read_prompt
+from jaxgen.serving.prompts import Prompt, check_room, fitted, read_prompts
 from jaxgen.serving.protocol.completion import DEFAULT_MAX_TOKENS, CompletionRequest
 from jaxgen.serving.stops import matched_stop
 from jaxgen.serving.usage import usage
@@ -49,24 +49,25 @@ async def _understand(serving: Serving, request: Request, body: CompletionReques
     model = serving.check_model(body.model)
     body.check_supported()
     just_echo = bool(body.echo) and body.max_tokens == 0
-    wanted = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    given = "max_tokens" in body.model_fields_set and body.max_tokens is not None
+    usual = serving.settings.sampling_defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+    wanted = body.max_tokens if given else usual
     settled: dict[str, Any] = {"max_tokens": 1 if just_echo else wanted}
     if body.logprobs is not None:
         settled["logprobs"] = body.logprobs
         if body.echo:
             settled["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     params = body.params(serving.settings.sampling_defaults, **settled)
-    prompts = [
-        await read_prompt(
-            serving,
-            given,
-            add_special_tokens=body.add_special_tokens,
-            keep=body.truncate_prompt_tokens,
-            keep_first=body.truncation_side == "right",
-        )
-        for given in body.prompts()
-    ]
-    if body.max_tokens is None or "max_tokens" not in body.model_fields_set:
+    prompts = await read_prompts(
+        serving,
+        body.prompts(),
+        params.n,
+        add_special_tokens=body.add_special_tokens,
+        keep=body.truncate_prompt_tokens,
+        keep_first=body.truncation_side == "right",
+        room=params.max_tokens,
+    )
+    if not given:
         params = fitted(serving, prompts, params)
     for prompt in prompts:
         check_room(serving, prompt, params)

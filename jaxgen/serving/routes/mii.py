@@ -14,7 +14,7 @@ from jaxgen.serving.connection import DONE, EventStream, JSONAnswer, while_conne
 from jaxgen.serving.context import Serving
 from jaxgen.serving.errors import bad_request
 from jaxgen.serving.generation import Answered, Grown, Work, collect, deltas, grow
-from jaxgen.serving.prompts import Prompt, check_room, read_prompt
+from jaxgen.serving.prompts import Prompt, check_room, read_prompts
 from jaxgen.serving.protocol.service import MIIRequest
 
 
@@ -23,7 +23,7 @@ async def mii(serving: Serving, request: Request, body: MIIRequest) -> HTTPRespo
     serving.check_model(request.path_params["deployment"])
     texts = [body.prompts] if isinstance(body.prompts, str) else body.prompts
     params = read_params(body.model_extra or {})
-    prompts = [await read_prompt(serving, text, field="prompts") for text in texts]
+    prompts = await read_prompts(serving, texts, field="prompts")
     work = [_work(serving, request, prompt, params) for prompt in prompts]
     if body.stream:
         if len(work) != 1:

@@ -11,7 +11,7 @@ from jaxgen.sampling import InvalidParameter, SamplingParams
 from jaxgen.serving.context import Serving
 from jaxgen.serving.generation import Work
 from jaxgen.serving.logprobs import TokenNames
-from jaxgen.serving.prompts import check_room, fitted, read_prompt
+from jaxgen.serving.prompts import check_room, fitted, read_prompts
 from jaxgen.serving.protocol.sampling import refuse_fields
 from jaxgen.serving.protocol.service import GenerateRequest
 
@@ -86,7 +86,7 @@ async def understand(serving: Serving, request: Request, body: GenerateRequest) 
     sampling = single("sampling_params", body.sampling_params) or {}
     just_prompt = sampling.get("max_new_tokens") == 0
     params = _params(serving, body, sampling)
-    read = [await read_prompt(serving, prompt, field=field) for prompt in prompts]
+    read = await read_prompts(serving, prompts, params.n, field=field)
     if sampling.get("max_new_tokens") is None:
         params = fitted(serving, read, params)
     for prompt in read:
