@@ -65,7 +65,7 @@ class Client:
 
     def terminate_server(self) -> None:
         """Stops this deployment, which must be on this machine, and waits."""
-        if self._is_served():  # otherwise its number may be another process' by now
+        if is_served(self.name, self.url):  # otherwise its number may be another process' by now
             stop(self._pid)
         forget(self.name)
         self.close()
@@ -113,13 +113,6 @@ class Client:
     def _route(self) -> str:
         return f"{self.url}/mii/{self.name}"
 
-    def _is_served(self) -> bool:
-        try:
-            answer = self._http.get(f"{self.url}/v1/models", timeout=10)
-        except httpx.TransportError:
-            return False
-        return answer.status_code == httpx.codes.OK and self.name in answer.text
-
     def _gone(self, error: Exception) -> ConnectionError:
         return ConnectionError(
             f"deployment {self.name!r} does not answer at {self.url}: {error}; "
@@ -130,6 +123,17 @@ class Client:
 def client(name: str, *, api_key: str | None = None) -> Client:
     """The client of a deployment on this machine; DeploymentNotFound if there is none."""
     return Client(read_record(name), api_key=api_key)
+
+
+def is_served(name: str, url: str) -> bool:
+    """Whether a server of this name answers there, whatever key it wants for its other routes."""
+    try:
+        answer = httpx.get(f"{url}/status.json", timeout=10)
+    except httpx.TransportError:
+        return False
+    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        return True  # a front whose replicas are all gone: it cannot say what they serve
+    return answer.status_code == httpx.codes.OK and f'"{name}"' in answer.text
 
 
 def _piece(value: Mapping[str, Any]) -> Response:

@@ -4,20 +4,28 @@ Everything that the server does is the command's business, its replicas too; her
 into its words, and a record says where it is.
 """
 
+import io
+import json
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from jaxgen.commands.parser import build_parser
-from jaxgen.deployments.client import Client
+from jaxgen.deployments.client import Client, is_served
 from jaxgen.deployments.processes import alive, start, stop
-from jaxgen.deployments.records import Deployment, log_file, write_record
+from jaxgen.deployments.records import (
+    Deployment,
+    DeploymentNotFound,
+    log_file,
+    read_record,
+    write_record,
+)
 from jaxgen_checkpoints.errors import RefusedInput
 
 DEFAULT_PORT = 51080
@@ -29,6 +37,7 @@ _MII_NAMES = {
     "restful_api_host": "host",
 }
 _GRPC = ("port_number", "zmq_port_number", "torch_dist_port", "hostfile", "restful_processes")
+_TLS = ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs")
 
 
 def serve(
@@ -45,7 +54,8 @@ def serve(
     deployment_name: default "<model>-mii-deployment". replica_num: processes behind one port
     (`port`, default 51080; 0 takes a free one) and, with accelerators, each on tensor_parallel
     devices of its own. options: of `jaxgen serve`, with underscores, or by MII's names. Returns
-    when all replicas are ready. RefusedInput, with the server's own words, if one does not start.
+    when all replicas are ready. RefusedInput, with the server's own words, if one does not start,
+    and for the name of a deployment that runs.
     """
     name = deployment_name or f"{Path(model).name}-mii-deployment"
     given = _renamed(options)
@@ -59,6 +69,7 @@ def serve(
         *_flags(given),
     ]
     _check(arguments)
+    _refuse_known(name)
     log = log_file(name)
     log.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as started:
@@ -80,6 +91,9 @@ def _renamed(options: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name} concerns MII's gRPC servers, of which there are none here: the client "
                 "speaks HTTP; leave it out"
             )
+    for name in _TLS:
+        if options.get(name) is not None:
+            raise RefusedInput(f"{name}: a deployment's client speaks plain HTTP; use jaxgen serve")
     if options.get("enable_restful_api", True) is not True:
         raise RefusedInput("enable_restful_api cannot be false: the client speaks HTTP")
     return {
@@ -97,6 +111,8 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
             words.append(flag)
         elif value is False:
             words.append("--no-" + name.replace("_", "-"))
+        elif isinstance(value, Mapping):
+            words += [flag, json.dumps(value)]
         elif isinstance(value, Sequence) and not isinstance(value, str):
             words += [flag, *map(str, value)]
         else:
@@ -105,12 +121,28 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def _check(arguments: list[str]) -> None:
-    """RefusedInput for options that the command does not know, before a process is started."""
-    parser = build_parser()
-    known, unknown = parser.parse_known_args(arguments)
-    del known
+    """RefusedInput for what the command would refuse, before a process is started."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            _, unknown = build_parser().parse_known_args(arguments)
+    except SystemExit:
+        raise RefusedInput(said.getvalue().strip().removeprefix("error: ")) from None
     if unknown:
         raise RefusedInput(f"jaxgen serve has no option {unknown[0]}; see jaxgen serve --help")
+
+
+def _refuse_known(name: str) -> None:
+    """A second server of a name would leave the first without anybody who can end it."""
+    try:
+        known = read_record(name)
+    except DeploymentNotFound:
+        return
+    if is_served(name, known.url):
+        raise RefusedInput(
+            f"deployment {name!r} runs already, at {known.url}: jaxgen.client({name!r}) is its "
+            "client, whose terminate_server() ends it"
+        )
 
 
 def _wait_until_ready(deployment: Deployment, log: Path, seconds: float) -> None:

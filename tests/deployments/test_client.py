@@ -1,8 +1,11 @@
 """MII's client and route, against a server that runs here; launching is in test_launch."""
 
+import sys
+
 import pytest
 
 from jaxgen import LLM
+from jaxgen.commands.parser import build_parser
 from jaxgen.deployments import Client, DeploymentNotFound, client, serve
 from jaxgen.deployments.records import Deployment, read_record, write_record
 from jaxgen.pipelines import Pipeline, Response
@@ -10,8 +13,10 @@ from jaxgen.sampling import InvalidParameter
 from jaxgen.serving.app import create_app
 from jaxgen.serving.async_engine import AsyncEngine
 from jaxgen.serving.settings import ServerSettings
+from jaxgen.text import load_tokenizer
 from jaxgen_checkpoints.errors import RefusedInput
 from tests.serving.live import live
+from tests.serving.stub_engine import StubEngine
 
 OPTIONS = {
     "dtype": "float32",
@@ -100,8 +105,50 @@ def test_records_are_found_by_name(tmp_path, monkeypatch):
         ({"port_number": 50050}, "the client speaks HTTP"),
         ({"enable_restful_api": False}, "the client speaks HTTP"),
         ({"quantization_mode": "wf6af16"}, "no option --quantization-mode"),
+        ({"quantization": "fp8"}, "--quantization: weights have the checkpoint's own format"),
+        ({"max_num_seqs": "many"}, "--max-num-seqs: invalid int value"),
+        ({"override_generation_config": [1]}, "expected a JSON object"),
+        ({"ssl_certfile": "cert.pem"}, "speaks plain HTTP"),
     ],
 )
 def test_options_that_there_are_not(options, words):
     with pytest.raises(RefusedInput, match=words):
         serve("model", **options)
+
+
+def test_options_that_are_objects_reach_the_server(tmp_path, monkeypatch):
+    """As JSON. Nothing is started here."""
+    monkeypatch.setenv("JAXGEN_CACHE_PATH", str(tmp_path))
+    asked = []
+    monkeypatch.setattr("jaxgen.deployments.launch.start", lambda words, *_: asked.extend(words))
+    monkeypatch.setattr("jaxgen.deployments.launch._wait_until_ready", lambda *_: None)
+    usual = {"temperature": 0.5, "max_new_tokens": 7}
+    serve("model", "it", override_generation_config=usual).close()
+    args = build_parser().parse_args(asked)
+    assert args.override_generation_config == usual
+
+
+@pytest.fixture
+def locked(golden_dir, tmp_path, monkeypatch):
+    """A deployment behind a key that nobody here knows."""
+    monkeypatch.setenv("JAXGEN_CACHE_PATH", str(tmp_path))
+    tokenizer = load_tokenizer(golden_dir("llama_plain"), vocab_size=512)
+    settings = ServerSettings(served_model_names=("locked",), api_keys=("secret",))
+    with live(create_app(StubEngine(tokenizer, ["a"]), settings)) as running:
+        write_record(Deployment("locked", "model", running.base_url, 7))
+        yield running
+
+
+def test_who_has_no_key_ends_a_deployment_all_the_same(locked, monkeypatch):
+    stopped = []
+    monkeypatch.setattr(sys.modules[Client.__module__], "stop", stopped.append)
+    client("locked").terminate_server()
+    assert stopped == [7]
+    with pytest.raises(DeploymentNotFound):
+        client("locked")
+
+
+def test_a_name_is_served_once(locked, monkeypatch):
+    monkeypatch.setattr("jaxgen.deployments.launch.start", lambda *_: pytest.fail("it was started"))
+    with pytest.raises(RefusedInput, match="'locked' runs already"):
+        serve("model", "locked")
