@@ -65,6 +65,8 @@ class EngineConfig:
     tensor_parallel_size: devices that share each layer.
     expert_parallel_size: groups of so many devices, each with its part of the routed experts; the
     rest of the model is the same in all of them.
+    enable_expert_parallel: every one of those devices has routed experts of its own, each of them
+    whole; without it the devices that share a layer share each of its experts too.
     block_size: tokens of one KV block; None lets the attention kernel choose.
     max_model_len: tokens of a sequence, prompt and output together; None is the model's limit.
     max_num_seqs: sequences in one step.
@@ -79,6 +81,7 @@ class EngineConfig:
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
     expert_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     block_size: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -98,7 +101,7 @@ class EngineConfig:
                 _at_least(name, getattr(self, name), 1)
         _at_least("max_tracked_sequences", self.max_tracked_sequences, 1)
         _at_least("seed", self.seed, 0)
-        for name in ("enforce_eager", "enable_prefix_caching"):
+        for name in ("enforce_eager", "enable_expert_parallel", "enable_prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}.")
         for name in _PARALLEL:

@@ -26,6 +26,7 @@ FIELDS = {
     "tensor_parallel_size": "tensor_parallel_size",
     "tp_size": "tensor_parallel_size",
     "expert_parallel_size": "expert_parallel_size",
+    "enable_expert_parallel": "enable_expert_parallel",
     "block_size": "block_size",
     "max_model_len": "max_model_len",
     "max_context": "max_model_len",

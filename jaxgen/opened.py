@@ -78,12 +78,7 @@ def open_model(
     load_format: "dummy" will make random weights instead of reading any.
     """
     checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model)
-    described = describe(
-        checkpoint,
-        tensor_parallel_size=config.tensor_parallel_size,
-        expert_parallel_size=config.expert_parallel_size,
-        policy=policy,
-    )
+    described = describe(checkpoint, config, policy=policy)
     vocab = int(described.policy.config.vocab_size)
     return OpenedModel(
         config=config,

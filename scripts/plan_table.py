@@ -31,7 +31,8 @@ def main(files: list[str]) -> None:
 def row(model: str, plan: dict[str, Any], commit: str) -> list[str]:
     """The cells of one plan: what it takes, or how much is missing."""
     mesh, memory = plan["mesh"], plan["memory"]
-    first = [model, plan["topology"], f"{mesh['tensor']} x {mesh['expert']}"]
+    whole = ", whole" if plan["enable_expert_parallel"] else ""
+    first = [model, plan["topology"], f"{mesh['tensor']} x {mesh['expert']}{whole}"]
     if not plan["fits"]:
         short = re.search(r"[\d.]+ GiB short", plan["shortfall"])
         missing = short[0] if short else plan["shortfall"]

@@ -1,5 +1,6 @@
 """The one table that says which logical axis of a weight lies on which axis of the device mesh."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,19 +15,28 @@ type Device = jax.Device  # pyright: ignore[reportInvalidTypeForm] (JAX says it 
 
 MESH_AXES = ("data", "expert", "tensor")
 
-DEFAULT_RULES: Mapping[str, str | None] = MappingProxyType(
+type Rules = Mapping[str, str | tuple[str, ...] | None]
+"""Logical axis -> the mesh axis that divides it, or several, the slowest first, or none."""
+
+DEFAULT_RULES: Rules = MappingProxyType(
     {
         "vocab": "tensor",
         "heads": "tensor",
         "kv_heads": "tensor",
         "ffn": "tensor",
         "experts": "expert",
+        "expert_ffn": "tensor",
         "model": None,
         "head": None,
         "layers": None,
         "latent": None,
     }
 )
+
+WHOLE_EXPERTS: Rules = MappingProxyType(
+    {**DEFAULT_RULES, "experts": ("expert", "tensor"), "expert_ffn": None}
+)
+"""Every device of a replica has experts of its own, each of them whole."""
 
 
 def make_mesh(
@@ -62,47 +72,49 @@ class MeshLayout:
     """A mesh and the rules that lay logical axes on it."""
 
     mesh: Mesh
-    rules: Mapping[str, str | None] = field(default_factory=lambda: DEFAULT_RULES)
+    rules: Rules = field(default_factory=lambda: DEFAULT_RULES)
 
     def __post_init__(self) -> None:
         """Refuse rules that name an axis which the mesh lacks."""
-        for logical, axis in self.rules.items():
-            if axis is not None and axis not in self.mesh.shape:
-                raise MappingError(
-                    f"logical axis {logical!r} is laid on mesh axis {axis!r}; "
-                    f"the mesh has {list(self.mesh.shape)}"
-                )
+        for logical in self.rules:
+            for axis in self.mesh_axes(logical):
+                if axis not in self.mesh.shape:
+                    raise MappingError(
+                        f"logical axis {logical!r} is laid on mesh axis {axis!r}; "
+                        f"the mesh has {list(self.mesh.shape)}"
+                    )
 
-    def mesh_axis(self, logical: str | None) -> str | None:
-        """The mesh axis that holds `logical`; None where it is not divided."""
+    def mesh_axes(self, logical: str | None) -> tuple[str, ...]:
+        """The mesh axes that divide `logical`, the slowest first; none where it is whole."""
         if logical is None:
-            return None
+            return ()
         if logical not in self.rules:
             raise MappingError(
                 f"logical axis {logical!r} is not known; expected one of {sorted(self.rules)}"
             )
-        return self.rules[logical]
+        rule = self.rules[logical]
+        if rule is None:
+            return ()
+        return (rule,) if isinstance(rule, str) else rule
 
     def shards(self, logical: str | None) -> int:
         """Into how many parts `logical` is divided."""
-        axis = self.mesh_axis(logical)
-        return 1 if axis is None else self.mesh.shape[axis]
+        return math.prod(self.mesh.shape[axis] for axis in self.mesh_axes(logical))
 
     def spec(self, axes: Sequence[str | None]) -> PartitionSpec:
         """PartitionSpec of these logical axes; two of them on one mesh axis are refused."""
-        owner: dict[str, str] = {}
-        entries: list[str | None] = []
+        owner: dict[str, str | None] = {}
+        entries: list[str | tuple[str, ...] | None] = []
         for logical in axes:
-            axis = self.mesh_axis(logical)
-            entries.append(axis)
-            if axis is None or logical is None:
-                continue
-            if axis in owner:
-                raise MappingError(
-                    f"logical axes {owner[axis]!r} and {logical!r} of {tuple(axes)} both lie on "
-                    f"mesh axis {axis!r}; a weight can be divided by it only once"
-                )
-            owner[axis] = logical
+            divided = self.mesh_axes(logical)
+            entries.append(divided if len(divided) > 1 else next(iter(divided), None))
+            for axis in divided:
+                if axis in owner:
+                    raise MappingError(
+                        f"logical axes {owner[axis]!r} and {logical!r} of {tuple(axes)} both lie "
+                        f"on mesh axis {axis!r}; a weight can be divided by it only once"
+                    )
+                owner[axis] = logical
         return PartitionSpec(*entries)
 
     def sharding(self, axes: Sequence[str | None]) -> NamedSharding:

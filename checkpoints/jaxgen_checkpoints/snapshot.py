@@ -79,10 +79,17 @@ def open_snapshot(folder: str | Path) -> Snapshot:
     for field, kind in _FIELDS.items():
         if not isinstance(manifest.get(field), kind):
             raise CheckpointError(f"{path}: {field!r} is missing or of a wrong type")
-    axes = {name: tuple(names) for name, names in manifest["axes"].items()}
+    axes = {name: _today(names) for name, names in manifest["axes"].items()}
     return Snapshot(
         config=manifest["config"],
         generation_config=manifest["generation_config"],
         gguf_tokenizer=manifest["gguf_tokenizer"],
         source=SnapshotSource(open_sharded(folder), manifest["policy"], axes),
     )
+
+
+def _today(axes: list[str | None]) -> tuple[str | None, ...]:
+    """Axes by today's names: the hidden layer of an expert had that of any other once."""
+    if "experts" not in axes:
+        return tuple(axes)
+    return tuple("expert_ffn" if axis == "ffn" else axis for axis in axes)

@@ -74,9 +74,7 @@ def _engine(
     if longest is not None:
         options.setdefault("max_model_len", longest)
     config = EngineConfig.from_any(None, **options)
-    described = describe(
-        _checkpoint(args), tensor_parallel_size=config.tensor_parallel_size, policy=args.policy
-    )
+    described = describe(_checkpoint(args), config, policy=args.policy)
     return build_engine(
         described, config, load_format=args.load_format, compile_ahead=compile_ahead
     )

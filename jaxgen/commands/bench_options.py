@@ -6,6 +6,7 @@ from typing import Any
 from jaxgen.commands.bench_dataset_options import add_dataset
 from jaxgen.commands.bench_serve_options import add_bench_serve
 from jaxgen.commands.bench_values import finite, json_object, whole
+from jaxgen.commands.mesh_options import add_mesh
 
 KERNELS = ("attention", "latent attention", "layer products", "layer chain", "experts")
 _HELP = "a checkpoint folder, a config.json, or one of the shapes shipped with jaxgen (see docs)"
@@ -43,7 +44,7 @@ def _kind(
         "--hf-overrides", type=json_object, default={}, metavar="JSON", help="of the config"
     )
     parser.add_argument("--dtype")
-    parser.add_argument("--tensor-parallel-size", type=int, metavar="N")
+    add_mesh(parser)
     parser.add_argument("--policy")
     parser.add_argument("--output-json", metavar="FILE", help="write the result there as well")
     return parser

@@ -47,9 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if config.dtype != "auto":
         # The snapshot's own type is then what was asked for.
         checkpoint = replace(checkpoint, config={**checkpoint.config, "dtype": config.dtype})
-    described = describe(
-        checkpoint, tensor_parallel_size=config.tensor_parallel_size, policy=args.policy
-    )
+    described = describe(checkpoint, config, policy=args.policy)
     checkpoint_tokenizer(checkpoint, vocab_size=int(described.policy.config.vocab_size))
     loaded = load_model(described, "auto")
     loaded.save(out)

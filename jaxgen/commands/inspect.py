@@ -18,11 +18,7 @@ MOST_UNUSED = 20
 def run(args: argparse.Namespace) -> int:
     """Prints a table, or one JSON object with every weight."""
     config = EngineConfig.from_any(None, **engine_options(args))
-    described = describe(
-        open_checkpoint(local_model(args.model)),
-        tensor_parallel_size=config.tensor_parallel_size,
-        policy=args.policy,
-    )
+    described = describe(open_checkpoint(local_model(args.model)), config, policy=args.policy)
     report = report_model(described, config.dtype)
     if args.json:
         say_json({"model": args.model, **report.as_json()})
@@ -117,6 +113,7 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def _spec(spec: tuple[str | None, ...]) -> str:
+def _spec(spec: tuple[str | tuple[str, ...] | None, ...]) -> str:
     """One word for each axis: `tensor` where it is divided, `-` where it is not."""
-    return ",".join(axis or "-" for axis in spec) if any(spec) else "-"
+    words = [axis if isinstance(axis, str) else "+".join(axis or "-") for axis in spec]
+    return ",".join(words) if any(spec) else "-"

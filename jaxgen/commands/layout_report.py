@@ -15,7 +15,7 @@ from jaxgen_checkpoints.weight import Weight
 
 @dataclass(frozen=True, slots=True)
 class WeightReport:
-    """One weight. spec: for each axis of the placed shape the mesh axis that divides it.
+    """One weight. spec: for each axis of the placed shape the mesh axis, or axes, that divide it.
 
     stored: the types of its sources, as checkpoint files spell them.
     """
@@ -26,7 +26,7 @@ class WeightReport:
     stored: tuple[str, ...]
     canonical_shape: tuple[int, ...]
     placed_shape: tuple[int, ...]
-    spec: tuple[str | None, ...]
+    spec: tuple[str | tuple[str, ...] | None, ...]
     bytes_per_device: int
 
     def likeness(self) -> tuple[object, ...]:

@@ -25,6 +25,7 @@ _ENGINE_OPTIONS = (
     "dtype",
     "tensor_parallel_size",
     "expert_parallel_size",
+    "enable_expert_parallel",
     "max_model_len",
     "block_size",
     "max_num_seqs",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jaxgen.commands.bench_options import add_bench
+from jaxgen.commands.mesh_options import add_mesh
 from jaxgen.commands.plan_options import add_plan
 from jaxgen.commands.serve_options import add_serve
 
@@ -70,18 +71,7 @@ def _model_options() -> Parser:
     group.add_argument(
         "--dtype", help="of weights and activations: auto (the checkpoint's), float32, bfloat16 ..."
     )
-    group.add_argument(
-        *("--tensor-parallel-size", "-tp"),
-        type=int,
-        metavar="N",
-        help="devices that share each layer",
-    )
-    group.add_argument(
-        "--expert-parallel-size",
-        type=int,
-        metavar="N",
-        help="groups of so many devices, each with its part of the experts",
-    )
+    add_mesh(group)
     group.add_argument("--policy", help="a family's name, or auto: by structure, if Llama-like")
     return parent
 

@@ -19,9 +19,6 @@ _NO_ADAPTERS = "there are no LoRA adapters here"
 _TEXT_ONLY = "text only: neither pictures nor sound are read"
 _WHOLE = "the checkpoint must be here: download it first"
 REFUSED: Mapping[str, str] = {
-    "--enable-expert-parallel": "vLLM's mesh, on which experts take the place of tensor "
-    "parallelism, is not supported: --expert-parallel-size N divides the experts over N times as "
-    "many devices",
     "--pipeline-parallel-size": "layers are not spread over devices: use --tensor-parallel-size",
     "--distributed-executor-backend": "one process has all devices of a replica",
     "--nnodes": "one host serves: use --data-parallel-size and --tensor-parallel-size there",

@@ -76,8 +76,9 @@ def _as_json(plan: Deployment) -> dict[str, Any]:
 def _print(model: str, plans: list[Deployment]) -> None:
     first = plans[0]
     mesh = ", ".join(f"{axis} {count}" for axis, count in first.mesh.items() if count > 1)
+    experts = ", whole experts on each device" if first.enable_expert_parallel else ""
     say(
-        f"{model}: {first.dtype}, {mesh or 'one device'} a replica, "
+        f"{model}: {first.dtype}, {mesh or 'one device'} a replica{experts}, "
         f"sequences of {first.max_model_len}, {size(first.kv_bytes_per_token)} of KV a token"
     )
     say()

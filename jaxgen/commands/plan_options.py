@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from jaxgen.commands.mesh_options import add_mesh
+
 _HELP = "a config.json, a folder that has one, or one of the shapes shipped with jaxgen"
 
 
@@ -22,18 +24,7 @@ def add_plan(commands: Any, engine_options: argparse.ArgumentParser) -> None:  #
         help="v5e:2x2, v6e:2x4, v5p:4x4x4, tpu7x:2x2x1, h200:8, cpu:4 ...; repeatable",
     )
     plan.add_argument("--dtype", help="of weights and activations; default: the config's")
-    plan.add_argument(
-        *("--tensor-parallel-size", "-tp"),
-        type=int,
-        metavar="N",
-        help="devices that share each layer",
-    )
-    plan.add_argument(
-        "--expert-parallel-size",
-        type=int,
-        metavar="N",
-        help="groups of so many devices, each with its part of the experts",
-    )
+    add_mesh(plan)
     plan.add_argument(
         "--context",
         type=int,

@@ -73,7 +73,8 @@ def _leave_compilers() -> None:
 def run_front(args: argparse.Namespace, replicas: int) -> int:
     """Serves with several processes behind one port; this one touches no device."""
     listen = serving.ListenSettings(**_given(args, serving.ListenSettings))
-    environments = device_environments(replicas, args.tensor_parallel_size or 1, os.environ)
+    devices = (args.tensor_parallel_size or 1) * (args.expert_parallel_size or 1)
+    environments = device_environments(replicas, devices, os.environ)
     with serving.bind(listen) as bound:
         fleet = serving.Fleet(replica_options(args), environments)
         serving.run_server(

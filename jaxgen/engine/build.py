@@ -12,16 +12,16 @@ import numpy as np
 from jaxgen.config import EngineConfig
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.frame import Frame, Sized
+from jaxgen.engine.layout import mesh_layout
 from jaxgen.engine.length_class import length_class
 from jaxgen.engine.model import Model, build_model
 from jaxgen.engine.runner import StepRunner
 from jaxgen.ragged.prefix_cache import PrefixCache
 from jaxgen.ragged.state import StateManager
 from jaxgen_checkpoints.checkpoint import Checkpoint, open_checkpoint
-from jaxgen_checkpoints.errors import ConfigError
 from jaxgen_checkpoints.load import abstract, bytes_to_load, load
 from jaxgen_checkpoints.load_progress import loading_bar
-from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
+from jaxgen_checkpoints.mesh_layout import MeshLayout
 from jaxgen_checkpoints.quantized import widened
 from jaxgen_checkpoints.random_weights import random_weights
 from jaxgen_checkpoints.readers.shape_source import ShapeSource
@@ -51,20 +51,18 @@ class Described:
     def shapes(self, dtype: str) -> Model:
         """The model with shapes and shardings for weights."""
         shapes = abstract(self.weights, self.layout, self.loaded_dtype(dtype))
-        return build_model(self.policy, shapes, self.layout.mesh)
+        return build_model(self.policy, shapes, self.layout)
 
 
 def describe(
-    checkpoint: Checkpoint,
-    *,
-    tensor_parallel_size: int = 1,
-    expert_parallel_size: int = 1,
-    policy: PolicyName = None,
+    checkpoint: Checkpoint, config: EngineConfig | None = None, *, policy: PolicyName = None
 ) -> Described:
-    """Finds the policy and maps every tensor; what is wrong is refused here, no weight loaded."""
+    """Finds the policy and maps every tensor; what is wrong is refused here, no weight loaded.
+
+    config: says how many devices share the model, and how; None for one device.
+    """
     choice = find_policy(checkpoint.config, checkpoint.source.tensors(), policy)
-    check_experts(choice.policy, expert_parallel_size)
-    layout = MeshLayout(make_mesh(tensor=tensor_parallel_size, expert=expert_parallel_size))
+    layout = mesh_layout(choice.policy, config or EngineConfig())
     weights = choice.policy.build_container_map().describe(
         checkpoint.source, layout, strict=choice.policy.strict
     )
@@ -117,7 +115,7 @@ def load_model(
         with loading_bar(total, show=progress) as seen:
             weights = load(described.weights, described.layout, kind, seen)
     logger.info("%s; %.2f GB of weights as %s", described.reason, total / 1e9, kind.name)
-    model = build_model(described.policy, weights, described.layout.mesh)
+    model = build_model(described.policy, weights, described.layout)
     return Loaded(described, weights, model)
 
 
@@ -185,20 +183,5 @@ def build_hf_engine(
     """
     config = EngineConfig.from_any(engine_config)
     checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(path)
-    described = describe(
-        checkpoint,
-        tensor_parallel_size=config.tensor_parallel_size,
-        expert_parallel_size=config.expert_parallel_size,
-        policy=policy,
-    )
+    described = describe(checkpoint, config, policy=policy)
     return build_engine(described, config)
-
-
-def check_experts(policy: InferencePolicy, expert_parallel_size: int) -> None:
-    """ConfigError if there are fewer experts than groups of devices to divide them over."""
-    experts = int(getattr(policy.config, "num_experts", 0))
-    if expert_parallel_size > max(1, experts):
-        raise ConfigError(
-            f"expert_parallel_size = {expert_parallel_size}, but the model has "
-            f"{experts or 'no'} experts: leave it out, or lower it"
-        )

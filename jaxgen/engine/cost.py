@@ -4,6 +4,7 @@ Every weight that is needed is read once, and every live key and value; of a mix
 only the experts that a token has chosen. Two FLOPs a weight and token; attention is added.
 """
 
+import math
 from dataclasses import dataclass
 
 from jaxgen.engine.model import Model
@@ -46,7 +47,8 @@ def step_parts(
     One runs after the other, so that what one waits for memory the other cannot multiply. tokens:
     in the step, all rows together. rows: sequences, each of which gets logits. context: keys that a
     row's last token sees. Prompts are taken to be whole: their tokens see half of it on average.
-    Experts are taken to be chosen evenly and independently.
+    Experts are taken to be chosen evenly and independently; of devices with experts of their own
+    it is the one that most of those chosen are likely to be on.
     """
     config = model.config
     itemsize = model.dtype.itemsize
@@ -63,18 +65,33 @@ def step_parts(
 
 
 def _experts(model: Model, tokens: int) -> tuple[int, int, int]:
-    """Weights of the routed experts on one device: held, read by so many tokens, and the products
-    of a weight with a token.
+    """Weights of the routed experts on one device, padding included: held, read by so many tokens,
+    and the products of a weight with a token.
     """
     config = model.config
     if not isinstance(config, MoEConfig):
         return 0, 0, 0
     count, chosen = int(config.num_experts), config.router.top_k
-    one = 3 * int(config.model_dim) * int(config.expert_ffn_dim)
-    shards = model.tensor_shards * model.mesh.shape["expert"]
-    held = sum(config.sparse) * count * one // shards
-    touched = 1 - (1 - chosen / count) ** tokens
-    return held, int(held * touched), held * chosen * tokens // count
+    experts = -(-count // model.layout.shards("experts"))
+    width = -(-int(config.expert_ffn_dim) // model.layout.shards("expert_ffn"))
+    held = sum(config.sparse) * experts * 3 * int(config.model_dim) * width
+    each, groups = held // experts, -(-count // experts)
+    touched = _most(experts, 1 - (1 - chosen / count) ** tokens, groups)
+    visits = _most(chosen * tokens, min(1, experts / count), groups)
+    return held, int(each * touched), int(each * visits)
+
+
+def _most(trials: int, chance: float, groups: int) -> float:
+    """Successes to be expected in the luckiest of so many groups of trials."""
+    if groups == 1 or not 0 < chance < 1:
+        return trials * chance
+    odds, never = math.log(chance / (1 - chance)), trials * math.log1p(-chance)
+    most, below = 0.0, 0.0
+    for successes in range(trials):
+        ways = math.lgamma(successes + 1) + math.lgamma(trials - successes + 1)
+        below += math.exp(math.lgamma(trials + 1) - ways + never + successes * odds)
+        most += 1 - min(below, 1) ** groups
+    return most
 
 
 def _kv_bytes(model: Model, context: int) -> int:

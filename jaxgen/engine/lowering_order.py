@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxgen.engine.model import Model, TreeDef
 from jaxgen.engine.program_keys import Forward, Sizes
 from jaxgen.engine.program_store import SETTINGS
-from jaxgen_checkpoints.mesh_layout import make_mesh
+from jaxgen_checkpoints.mesh_layout import MeshLayout, Rules, make_mesh
 from jaxgen_models.policy import InferencePolicy
 
 
@@ -44,7 +44,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A model with nothing on any device. leaves: shape, dtype and mesh axes of each."""
+    """A model with nothing on any device. leaves: shape, dtype and mesh axes of each.
+
+    rules: of the layout, on a mesh of these sizes.
+    """
 
     policy: InferencePolicy
     graph: nnx.GraphDef
@@ -52,6 +55,7 @@ class Order:
     leaves: tuple[tuple[tuple[int, ...], np.dtype, PartitionSpec], ...]
     dtype: np.dtype
     mesh: Mapping[str, int]
+    rules: Rules
     target: Target
     settings: Mapping[str, Any]
 
@@ -66,6 +70,7 @@ class Order:
             tuple((leaf.shape, leaf.dtype, leaf.sharding.spec) for leaf in model.leaves),
             model.dtype,
             dict(model.mesh.shape),
+            dict(model.layout.rules),
             Target(
                 device.platform,
                 device.device_kind,
@@ -84,4 +89,5 @@ class Order:
             for shape, dtype, spec in self.leaves
         )
         policy = self.policy
-        return Model(policy.config, policy, mesh, self.graph, self.tree, leaves, self.dtype)
+        layout = MeshLayout(mesh, self.rules)
+        return Model(policy.config, policy, layout, self.graph, self.tree, leaves, self.dtype)

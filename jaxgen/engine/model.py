@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxgen_checkpoints.mesh_layout import MeshLayout
 from jaxgen_models.cache import LayerCache
 from jaxgen_models.config import DecoderConfig
 from jaxgen_models.decoder import Decoder
@@ -34,11 +35,16 @@ class Model:
 
     config: DecoderConfig
     policy: InferencePolicy
-    mesh: Mesh
+    layout: MeshLayout
     graph: nnx.GraphDef
     tree: TreeDef
     leaves: tuple[Leaf, ...]
     dtype: np.dtype
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices."""
+        return self.layout.mesh
 
     @property
     def leaf_specs(self) -> tuple[PartitionSpec, ...]:
@@ -69,12 +75,12 @@ class Model:
         return nnx.merge(self.graph, jax.tree.unflatten(self.tree, leaves))
 
 
-def build_model(policy: InferencePolicy, weights: Mapping[str, Any], mesh: Mesh) -> Model:
+def build_model(policy: InferencePolicy, weights: Mapping[str, Any], layout: MeshLayout) -> Model:
     """Splits the policy's modules over `weights`: loaded arrays, or shapes with shardings."""
-    graph, state = nnx.split(policy.build_model(weights, mesh.shape["tensor"]))
+    graph, state = nnx.split(policy.build_model(weights, layout.mesh.shape["tensor"]))
     leaves, tree = jax.tree.flatten(state)
     dtype = np.dtype(weights["embed"].dtype)
-    return Model(policy.config, policy, mesh, graph, tree, tuple(leaves), dtype)
+    return Model(policy.config, policy, layout, graph, tree, tuple(leaves), dtype)
 
 
 def _size(shape: tuple[int, ...]) -> int:

@@ -2,8 +2,9 @@
 
 JAX's own cache is keyed by the lowered program, and lowering the kernels of a model's steps takes
 a minute. Here the key is what a program follows from: this project's sources, the versions of JAX
-and of the device's runtime, its flags, the model's configuration, the mesh, and every argument's
-shape. Programs of a policy that is not ours are not kept: its source is not part of the key.
+and of the device's runtime, its flags, the model's configuration, the mesh and what lies on which
+axis of it, and every argument's shape. Programs of a policy that is not ours are not kept: its
+source is not part of the key.
 """
 
 import hashlib
@@ -119,6 +120,7 @@ def _fingerprint(model: Model) -> str:
         (backend.platform, backend.platform_version),
         [device.device_kind for device in jax.devices()],
         (dict(model.mesh.shape), [device.id for device in devices.flat]),
+        sorted(model.layout.rules.items()),
         [(name, os.environ.get(name)) for name in _FLAGS],
         [(name, getattr(jax.config, name)) for name in SETTINGS],
         (type(model.policy).__qualname__, model.config),

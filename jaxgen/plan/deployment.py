@@ -11,8 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxgen.config import EngineConfig
-from jaxgen.engine.build import PolicyName, check_experts, config_checkpoint
+from jaxgen.engine.build import PolicyName, config_checkpoint
 from jaxgen.engine.frame import DEFAULT_BLOCK_SIZE, Frame, longest_context
+from jaxgen.engine.layout import mesh_layout
 from jaxgen.engine.lowering import kept_logits_bytes
 from jaxgen.engine.memory import usable_bytes
 from jaxgen.engine.model import Model, build_model
@@ -20,9 +21,8 @@ from jaxgen.engine.pages import block_bytes
 from jaxgen.plan.estimate import Estimate, estimates
 from jaxgen.plan.program import SCORED, Program, compile_programs
 from jaxgen.plan.topology import Topology
-from jaxgen_checkpoints.errors import RefusedInput
+from jaxgen_checkpoints.errors import ConfigError, RefusedInput
 from jaxgen_checkpoints.load import abstract
-from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
 from jaxgen_models.registry import find_policy
 
 
@@ -46,7 +46,8 @@ class Memory:
 class Deployment:
     """One model on one machine.
 
-    replicas: copies of the model that the machine holds, each on `mesh`. shortfall: what is missing
+    replicas: copies of the model that the machine holds, each on `mesh`. enable_expert_parallel:
+    whether every device of one has whole experts of its own. shortfall: what is missing
     and what would help; None where the model fits, and then the rest is there. kv_tokens: tokens
     of the longest context that the cache of one replica holds.
     """
@@ -54,6 +55,7 @@ class Deployment:
     topology: str
     devices: int
     mesh: dict[str, int]
+    enable_expert_parallel: bool
     replicas: int
     dtype: str
     max_model_len: int
@@ -91,7 +93,7 @@ def plan_deployment(
             raise RefusedInput(
                 f"context must be a number of tokens up to max_model_len = {longest}, got {context}"
             )
-        plan = _empty(model, topology, longest)
+        plan = _empty(model, topology, engine_config, longest)
         missing = _weights_missing(plan, engine_config)
         if missing is not None:
             advice = _advice(config, topology, engine_config, policy)
@@ -108,17 +110,15 @@ def _abstract_model(
     checkpoint = config_checkpoint(config, policy)
     choice = find_policy(checkpoint.config, checkpoint.source.tensors(), policy)
     tensor, expert = engine_config.tensor_parallel_size, engine_config.expert_parallel_size
-    check_experts(choice.policy, expert)
     _check_replicas(topology, tensor, expert)
     # The compiler wants all devices of the machine: replicas are what the data axis stands for.
     replicas = len(topology.devices) // (tensor * expert)
-    mesh = make_mesh(tensor=tensor, expert=expert, data=replicas, devices=list(topology.devices))
-    layout = MeshLayout(mesh)
+    layout = mesh_layout(choice.policy, engine_config, replicas=replicas, devices=topology.devices)
     described = choice.policy.build_container_map().describe(
         checkpoint.source, layout, strict=choice.policy.strict
     )
     name = choice.policy.config.dtype if engine_config.dtype == "auto" else engine_config.dtype
-    return build_model(choice.policy, abstract(described, layout, jnp.dtype(name)), mesh)
+    return build_model(choice.policy, abstract(described, layout, jnp.dtype(name)), layout)
 
 
 def _check_replicas(topology: Topology, tensor: int, expert: int) -> None:
@@ -133,7 +133,9 @@ def _check_replicas(topology: Topology, tensor: int, expert: int) -> None:
     )
 
 
-def _empty(model: Model, topology: Topology, longest: int) -> Deployment:
+def _empty(
+    model: Model, topology: Topology, engine_config: EngineConfig, longest: int
+) -> Deployment:
     shape = dict(model.mesh.shape)
     replicas = shape.pop("data")
     limit = None if topology.chip is None else topology.chip.memory
@@ -141,6 +143,7 @@ def _empty(model: Model, topology: Topology, longest: int) -> Deployment:
         topology=topology.name,
         devices=len(topology.devices),
         mesh=shape,
+        enable_expert_parallel=engine_config.enable_expert_parallel,
         replicas=replicas,
         dtype=model.dtype.name,
         max_model_len=longest,
@@ -173,8 +176,11 @@ def _advice(
     tensor = engine_config.tensor_parallel_size * 2
     while count % (tensor * expert) == 0:
         wider = replace(engine_config, tensor_parallel_size=tensor)
-        model = _abstract_model(config, topology, wider, policy)
-        if _weights_missing(_empty(model, topology, 1), wider) is None:
+        try:
+            model = _abstract_model(config, topology, wider, policy)
+        except ConfigError:  # there are fewer experts than that
+            break
+        if _weights_missing(_empty(model, topology, wider, 1), wider) is None:
             return f"tensor_parallel_size = {tensor} would hold them"
         tensor *= 2
     return f"{topology.name} has too few devices for them: take a larger topology"

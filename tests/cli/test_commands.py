@@ -93,24 +93,36 @@ def test_a_snapshot_says_the_same_on_another_mesh(run, llama, truth, tmp_path):
     assert completion["text"]
 
 
-@pytest.mark.parametrize("shards", [1, 4])
-def test_inspect_counts_the_bytes_that_are_loaded(run, llama, shards):
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("llama_plain", {}),
+        ("llama_plain", {"tensor_parallel_size": 4}),
+        ("mixtral", {"expert_parallel_size": 2}),
+        ("mixtral", {"tensor_parallel_size": 4, "enable_expert_parallel": True}),
+    ],
+)
+def test_inspect_counts_the_bytes_that_are_loaded(run, golden_dir, name, sizes):
     import jax
 
+    from jaxgen.config import EngineConfig
     from jaxgen.engine.build import describe, load_model
     from jaxgen_checkpoints.checkpoint import open_checkpoint
 
-    result = run("inspect", llama, "--json", "--tensor-parallel-size", shards)
-    report = json.loads(result.out)
-    described = describe(open_checkpoint(llama), tensor_parallel_size=shards)
+    given = [("--" + option.replace("_", "-"), value) for option, value in sizes.items()]
+    words = [word for pair in given for word in pair if word is not True]
+    report = json.loads(run("inspect", golden_dir(name), "--json", *words).out)
+    described = describe(open_checkpoint(golden_dir(name)), EngineConfig(**sizes))
     leaves = jax.tree.leaves(load_model(described, "auto", progress=False).weights)
     on_one = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
     assert report["bytes_per_device"] == on_one
     assert sum(weight["bytes_per_device"] for weight in report["weights"]) == on_one
-    assert len(report["unused"]) == 2
+    assert len(report["unused"]) == (2 if name == "llama_plain" else 0)
     qkv = next(weight for weight in report["weights"] if weight["attribute"] == "qkv")
     assert [name.split(".")[-2] for name in qkv["sources"]] == ["q_proj", "k_proj", "v_proj"]
     assert qkv["spec"][0] == "tensor"
+    if "enable_expert_parallel" in sizes:
+        assert "expert+tensor,-,-" in run("inspect", golden_dir(name), *words).out
 
 
 def test_inspect_prints_a_table(run, llama):

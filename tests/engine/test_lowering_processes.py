@@ -57,19 +57,24 @@ def buffers(engine):
 
 
 @pytest.mark.parametrize(
-    ("name", "shards"),
+    ("name", "options"),
     [
-        ("llama_tied", 2),
+        ("llama_tied", {"tensor_parallel_size": 2}),
         *(
-            pytest.param(name, 1, marks=pytest.mark.slow)
+            pytest.param(name, {}, marks=pytest.mark.slow)
             for name in ("llama_plain", "deepseek_v2_lite", "qwen3_moe", "gpt_oss_mxfp4")
+        ),
+        pytest.param(
+            "qwen3_moe",
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_they_say_the_same(golden, tokens, started, caplog, name, shards):
+def test_they_say_the_same(golden, tokens, started, caplog, name, options):
     caplog.set_level(logging.WARNING, "jaxgen.engine.programs")
     case = golden(name)
-    engine = started(case.folder, tensor_parallel_size=shards)
+    engine = started(case.folder, **options)
     places = buffers(engine)
     assert tokens(engine, case.prompts) == case.greedy
     assert buffers(engine) == places  # the cache is written where it lies
@@ -134,9 +139,8 @@ def test_none_outlives_the_process_that_asks(model, capfd):
 
 def test_where_they_are_of_use(model):
     def on(platform, model=model):
-        return replace(
-            model, mesh=SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
-        )
+        devices = np.array([SimpleNamespace(platform=platform)])
+        return replace(model, layout=SimpleNamespace(mesh=SimpleNamespace(devices=devices)))
 
     class Stranger(LlamaPolicy):
         """Of the user's own script."""

@@ -31,6 +31,11 @@ OTHERS = {
 }
 """The fixtures of every other family: experts, latent caches, hybrids."""
 
+MIXTURES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2_lite", "deepseek_v2_qlora_group"),
+    *("deepseek_v3", "gpt_oss", "gpt_oss_mxfp4"),
+)
+
 RANDOM = {(7, 1): (4,), (9, 3): (2,), (6, 2): (8,)}
 """(query heads, KV heads) -> the same, for checkpoints made here."""
 
@@ -50,6 +55,21 @@ def test_golden_tokens_on_a_mesh(golden, one_shape, tokens, name, shards):
     case = golden(name)
     engine = one_shape(case.folder, tensor_parallel_size=shards)
     assert engine.model.mesh.size == shards
+    assert tokens(engine, case.prompts) == case.greedy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("mesh", [(2, 1), (4, 1), (2, 2)])
+def test_golden_tokens_of_whole_experts(golden, one_shape, tokens, name, mesh):
+    case, (tensor, expert) = golden(name), mesh
+    engine = one_shape(
+        case.folder,
+        tensor_parallel_size=tensor,
+        expert_parallel_size=expert,
+        enable_expert_parallel=True,
+    )
+    assert engine.model.mesh.size == tensor * expert
     assert tokens(engine, case.prompts) == case.greedy
 
 

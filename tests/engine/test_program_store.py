@@ -85,6 +85,17 @@ def test_other_sizes_and_models_are_other_programs(golden_dir, started, cache, c
     assert compiled == [2, 1, 2]  # a draw knows nothing of blocks
 
 
+@pytest.mark.slow
+def test_experts_that_lie_otherwise_are_another_program(golden, tokens, started, cache, caplog):
+    caplog.set_level(logging.INFO, "jaxgen.engine.programs")
+    case = golden("mixtral")
+    for whole in (False, True, True):
+        engine = started(case.folder, tensor_parallel_size=2, enable_expert_parallel=whole)
+        assert tokens(engine, case.prompts) == case.greedy
+    compiled = [int(text.split()[0]) for text in programs(caplog.records)]
+    assert compiled == [2, 2, 0]
+
+
 def test_chosen_implementations_are_compiled(golden_dir, started, cache, caplog):
     """The store's keys do not know of them."""
     caplog.set_level(logging.INFO, "jaxgen.engine.programs")

@@ -1,5 +1,5 @@
-"""Mixtures of experts beyond the golden runs: experts over a mesh axis of their own, padding, and
-what a config cannot ask for.
+"""Mixtures of experts beyond the golden runs: experts over a mesh axis of their own or in place of
+tensor parallelism, padding, and what a config cannot ask for.
 """
 
 import json
@@ -24,12 +24,25 @@ OPTIONS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "block_size": 16}
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "expert"),
-    [("qwen2_moe", 2, 2), ("mixtral", 1, 3), ("deepseek_v3", 2, 4), ("gpt_oss", 2, 3)],
+    ("name", "tensor", "expert", "whole"),
+    [
+        *(("qwen2_moe", 2, 2, False), ("mixtral", 1, 3, False), ("deepseek_v3", 2, 4, False)),
+        *(("gpt_oss", 2, 3, False), ("qwen2_moe", 2, 2, True)),
+        *(
+            pytest.param(*case, True, marks=pytest.mark.slow)
+            for case in (
+                *(("mixtral", 2, 1), ("mixtral", 4, 1), ("mixtral", 2, 2), ("qwen2_moe", 2, 1)),
+                *(("qwen2_moe", 4, 1), ("qwen3_moe", 2, 1), ("qwen3_moe", 4, 2)),
+                *(("deepseek_v2_lite", 2, 1), ("deepseek_v2_lite", 4, 1), ("deepseek_v3", 2, 1)),
+                *(("deepseek_v3", 4, 2), ("gpt_oss", 2, 1), ("gpt_oss", 3, 1), ("gpt_oss", 2, 2)),
+            )
+        ),
+    ],
 )
-def test_experts_over_their_own_mesh_axis(golden_dir, name, tensor, expert) -> None:
+def test_experts_on_devices_of_their_own(golden_dir, name, tensor, expert, whole) -> None:
     folder = golden_dir(name)
     given = {"tensor_parallel_size": tensor, "expert_parallel_size": expert}
+    given |= {"enable_expert_parallel": whole}
     engine = build_hf_engine(folder, {"dtype": "float32", **OPTIONS, **given})
     assert engine.model.mesh.size == tensor * expert
     with np.load(folder / "expected.npz") as expected:
@@ -38,13 +51,21 @@ def test_experts_over_their_own_mesh_axis(golden_dir, name, tensor, expert) -> N
         assert got.argmax(axis=-1).tolist() == expected["logits_2"].argmax(axis=-1).tolist()
 
 
+WHOLE = {"enable_expert_parallel": True}
+
+
 @pytest.mark.parametrize(
-    ("name", "expert", "reason"),
-    [("mixtral", 8, "4 experts"), ("llama_plain", 2, "no experts")],
+    ("name", "options", "reason"),
+    [
+        ("mixtral", {"expert_parallel_size": 8}, "expert_parallel_size = 8, .* has 4 experts"),
+        ("mixtral", {**WHOLE, "tensor_parallel_size": 8}, "enable_.* = 8, .* has 4 experts"),
+        ("llama_plain", {"expert_parallel_size": 2}, "no experts"),
+        ("llama_plain", WHOLE, "enable_expert_parallel, but the model has no experts"),
+    ],
 )
-def test_experts_that_cannot_be_divided_are_refused(golden_dir, name, expert, reason) -> None:
+def test_experts_that_cannot_be_divided_are_refused(golden_dir, name, options, reason) -> None:
     with pytest.raises(ConfigError, match=reason):
-        build_hf_engine(golden_dir(name), {"expert_parallel_size": expert})
+        build_hf_engine(golden_dir(name), options)
 
 
 def test_padding_reaches_no_expert() -> None:

@@ -15,21 +15,33 @@ from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.json_file import read_json_object
 
 LIMITS = {"dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 8}
-FAST = [("qwen2_tied_swa", 2, 1)]
+FAST = [("qwen2_tied_swa", 2, 1, False)]
+MESHES = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]
+LAYOUTS = {
+    "qwen2_tied_swa": [(shards, 1, False) for shards in (1, 2, 4)],
+    "mixtral": [(*mesh, whole) for mesh in MESHES for whole in (False, True)],
+    "deepseek_v3": [(*mesh, whole) for mesh in MESHES for whole in (False, True)],
+    "qwen2_moe": [(4, 1, True)],
+    "gpt_oss": [(3, 1, True)],
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "shards", "groups"),
+    ("name", "shards", "groups", "whole"),
     [
-        pytest.param(name, *mesh, marks=() if (name, *mesh) in FAST else pytest.mark.slow)
-        for name in ("qwen2_tied_swa", "mixtral", "deepseek_v3")
-        for mesh in ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2))
-        if name != "qwen2_tied_swa" or mesh[1] == 1
+        pytest.param(name, *layout, marks=() if (name, *layout) in FAST else pytest.mark.slow)
+        for name, layouts in LAYOUTS.items()
+        for layout in layouts
     ],
 )
-def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups):
+def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups, whole):
     folder = golden_dir(name)
-    config = EngineConfig.from_any(LIMITS, tensor_parallel_size=shards, expert_parallel_size=groups)
+    config = EngineConfig.from_any(
+        LIMITS,
+        tensor_parallel_size=shards,
+        expert_parallel_size=groups,
+        enable_expert_parallel=whole,
+    )
     content = read_json_object(folder / "config.json")
     plan = plan_deployment(content, parse_topology(f"cpu:{shards * groups}"), config)
     engine = build_hf_engine(folder, config)
@@ -44,6 +56,7 @@ def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups):
         )
 
     assert plan.fits
+    assert plan.enable_expert_parallel == whole
     assert plan.memory.weights == bytes_on_first(engine.model.leaves)
     assert plan.memory.kv == bytes_on_first(engine.runner.pages)
     assert list(plan.kv_blocks) == list(engine.free_blocks)

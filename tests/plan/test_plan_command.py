@@ -48,6 +48,7 @@ def made_up(config, topology, engine_config, **_):
         topology=topology.name,
         devices=16,
         mesh={"expert": 1, "tensor": 4},
+        enable_expert_parallel=False,
         replicas=4,
         dtype="bfloat16",
         max_model_len=8192,

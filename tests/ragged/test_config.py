@@ -111,6 +111,7 @@ def test_limits_that_were_not_given_adapt():
         ({"block_size": 0}, "block_size must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"enforce_eager": 1}, "enforce_eager must be true or false"),
+        ({"enable_expert_parallel": 2}, "enable_expert_parallel must be true or false, got 2"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be true or false, got 'no'"),
         ({"max_num_queued_reqs": 0}, "max_num_queued_reqs must be at least 1, got 0"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32"),

@@ -45,6 +45,7 @@ SMALL += ("--max-num-seqs", "2", "--host", "127.0.0.1")
         (("--default-chat-template-kwargs", '{"tools": 1}'), "chat_template_defaults"),
         (("--override-generation-config", "[1]"), "expected a JSON object"),
         (("--override-generation-config", '{"temperature": 9}'), "temperature must be"),
+        (("--enable-expert-parallel",), "the model has no experts"),
         *(((option, "x"), why) for option, why in REFUSED.items()),
     ],
 )

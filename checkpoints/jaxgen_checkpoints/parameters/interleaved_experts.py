@@ -12,7 +12,7 @@ class InterleavedGatedExperts(Parameter):
     """[experts, 2, ffn, model] from gate_up [experts, model, 2 * ffn]: gate, up, gate, up ..."""
 
     gate_up: Tensor
-    axes = ("experts", None, "ffn", None)
+    axes = ("experts", None, "expert_ffn", None)
 
     def expected(self, model: ModelShape) -> Mapping[str, tuple[int, ...]]:
         shape = _moe(model)
@@ -27,7 +27,7 @@ class InterleavedGatedExpertsBias(Parameter):
     """[experts, 2, ffn] from gate_up [experts, 2 * ffn]."""
 
     gate_up: Tensor
-    axes = ("experts", None, "ffn")
+    axes = ("experts", None, "expert_ffn")
 
     def expected(self, model: ModelShape) -> Mapping[str, tuple[int, ...]]:
         return {"gate_up": (_moe(model).num_experts, 2 * _moe(model).expert_ffn_dim)}
@@ -40,7 +40,7 @@ class TransposedExpertsDown(Parameter):
     """[experts, model, ffn] from down [experts, ffn, model]."""
 
     down: Tensor
-    axes = ("experts", None, "ffn")
+    axes = ("experts", None, "expert_ffn")
 
     def expected(self, model: ModelShape) -> Mapping[str, tuple[int, ...]]:
         shape = _moe(model)

@@ -31,7 +31,7 @@ class Router(Parameter):
 class _StackedGateUp(Parameter):
     """[experts, 2, ffn, model], gate then up."""
 
-    axes = ("experts", None, "ffn", None)
+    axes = ("experts", None, "expert_ffn", None)
 
 
 class GatedExperts(_StackedGateUp):
@@ -78,7 +78,7 @@ class ExpertsDown(Parameter):
     """[experts, model, ffn] from per expert [model, ffn]."""
 
     down: PerExpert
-    axes = ("experts", None, "ffn")
+    axes = ("experts", None, "expert_ffn")
 
     def expected(self, model: ModelShape) -> Mapping[str, tuple[int, ...]]:
         return {"down": (model.model_dim, _moe(model).expert_ffn_dim)}
@@ -91,7 +91,7 @@ class StackedExpertsDown(Parameter):
     """[experts, model, ffn] from one tensor of that shape."""
 
     down: Tensor
-    axes = ("experts", None, "ffn")
+    axes = ("experts", None, "expert_ffn")
 
     def expected(self, model: ModelShape) -> Mapping[str, tuple[int, ...]]:
         return {"down": (_moe(model).num_experts, model.model_dim, _moe(model).expert_ffn_dim)}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from jaxgen_models.layers.collective import EXPERT_AXIS
+from jaxgen_models.layers.collective import axes_dividing
 from jaxgen_models.layers.gating import Gating
 from jaxgen_models.layers.router import Chosen
 from pallas_kernels.expert_mlp import SharedExpert, expert_mlp
@@ -19,11 +19,11 @@ from pallas_kernels.expert_mlp.choice import NOBODY
 
 
 class Experts(nnx.Module):
-    """This shard's experts, and its part of their hidden layers.
+    """This shard's experts, and its part of their hidden layers, or all of them.
 
-    weights: experts_gate_up [experts, 2, ffn, model], experts_down [experts, model, ffn], and where
-    the config has biases experts_gate_up_bias [experts, 2, ffn] and experts_down_bias
-    [all experts, model].
+    weights, placed on the mesh: experts_gate_up [experts, 2, ffn, model], experts_down
+    [experts, model, ffn], and where the config has biases experts_gate_up_bias [experts, 2, ffn]
+    and experts_down_bias [all experts, model].
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Experts(nnx.Module):
         self.down = nnx.Param(weights["experts_down"])
         self.gate_up_bias = _optional(weights, "experts_gate_up_bias")
         self.down_bias = _optional(weights, "experts_down_bias")
+        self.axes = axes_dividing(weights["experts_gate_up"], 0)
         self.gating = gating
         self.top_k = top_k
 
@@ -46,11 +47,11 @@ class Experts(nnx.Module):
         """This shard's part of the sum over experts and over the hidden layer, without `bias`.
 
         Tokens that are not live go to no expert: padding reads no weights. shared is added as it
-        is, so it must not be given to more than one shard of the experts.
+        is, so no two shards whose results are added up may be given the same part of it.
         """
         experts = chosen.experts
-        if jax.lax.axis_size(EXPERT_AXIS) > 1:
-            experts = experts - jax.lax.axis_index(EXPERT_AXIS) * self.gate_up.shape[0]
+        if jax.lax.axis_size(self.axes) > 1:
+            experts = experts - jax.lax.axis_index(self.axes) * self.gate_up.shape[0]
         if x.shape[0] > 1:  # no step is all padding
             experts = jnp.where(live[:, None], experts, NOBODY)
         return expert_mlp(

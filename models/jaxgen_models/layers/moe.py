@@ -66,7 +66,10 @@ class MoE(nnx.Module):
         return self.alike and self.shared_gate is None and all(each is None for each in biases)
 
     def _in_one(self) -> bool:
-        """Whether a kernel can serve the shared expert as one of many."""
+        """Whether a kernel can serve the shared expert as one of many.
+
+        Over the tensor axis each shard has its own part of it, wherever the experts lie.
+        """
         alone = jax.lax.axis_size(EXPERT_AXIS) == 1
         return alone and self.alike and target_platform() == "cuda"
 

@@ -11,7 +11,7 @@ from jaxgen_checkpoints.container import LayerContainer
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_checkpoints.errors import CheckpointError, RefusedInput
 from jaxgen_checkpoints.load import load
-from jaxgen_checkpoints.mesh_layout import MeshLayout, make_mesh
+from jaxgen_checkpoints.mesh_layout import DEFAULT_RULES, WHOLE_EXPERTS, MeshLayout, make_mesh
 from jaxgen_checkpoints.parameters.attention_output import AttentionOutput
 from jaxgen_checkpoints.parameters.embedding import Embedding
 from jaxgen_checkpoints.parameters.moe import GatedExperts
@@ -57,10 +57,10 @@ def source(containers, random_arrays, counting_source):
     return counting_source(random_arrays(containers.expected_tensors()))
 
 
-@pytest.fixture
-def saved(containers, source, tmp_path):
+@pytest.fixture(params=[DEFAULT_RULES, WHOLE_EXPERTS], ids=["sliced", "whole"])
+def saved(containers, source, tmp_path, request):
     """A snapshot in bfloat16, saved from four tensor and two expert shards, in several files."""
-    layout = MeshLayout(make_mesh(tensor=4, expert=2))
+    layout = MeshLayout(make_mesh(tensor=4, expert=2), request.param)
     described = containers.describe(source, layout)
     save_snapshot(
         tmp_path / "snapshot",
@@ -75,10 +75,19 @@ def saved(containers, source, tmp_path):
     return tmp_path / "snapshot"
 
 
-@pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 8}, {"tensor": 2, "expert": 4}])
-def test_any_mesh_reads_it_back(containers, source, saved, sizes):
+@pytest.mark.parametrize(
+    ("sizes", "rules"),
+    [
+        ({}, DEFAULT_RULES),
+        ({"tensor": 2}, DEFAULT_RULES),
+        ({"tensor": 8}, DEFAULT_RULES),
+        ({"tensor": 2, "expert": 4}, DEFAULT_RULES),
+        ({"tensor": 2, "expert": 3}, WHOLE_EXPERTS),
+    ],
+)
+def test_any_mesh_reads_it_back(containers, source, saved, sizes, rules):
     snapshot = open_snapshot(saved)
-    layout = MeshLayout(make_mesh(**sizes))
+    layout = MeshLayout(make_mesh(**sizes), rules)
     restored = load(containers.describe(snapshot.source, layout), layout, "bfloat16")
     direct = load(containers.describe(source, layout), layout, "bfloat16")
     assert jax.tree.structure(restored) == jax.tree.structure(direct)
@@ -98,6 +107,13 @@ def test_files_are_plain_safetensors_of_canonical_weights(saved, source):
     assert stored["embed"].shape == (509, 6)
     assert stored["layers.1.qkv"].shape == (9, 4, 6)
     np.testing.assert_array_equal(stored["embed"], source.arrays["embed"].astype("bfloat16"))
+
+
+def test_one_that_knew_no_hidden_layer_of_experts_is_read(containers, saved):
+    axes = ["experts", None, "ffn", None]
+    edit(saved, lambda m: m["axes"].update({f"layers.{n}.experts": axes for n in (0, 1)}))
+    described = containers.describe(open_snapshot(saved).source, MeshLayout(make_mesh()))
+    assert described["layers"][1]["experts"].axes == ("experts", None, "expert_ffn", None)
 
 
 def test_a_snapshot_is_not_written_over(containers, source, saved):

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxgen.config import EngineConfig
 from jaxgen.engine.build import describe, load_model
 from jaxgen_checkpoints.checkpoint import open_checkpoint
 from jaxgen_checkpoints.errors import CheckpointError
@@ -100,7 +101,8 @@ def test_a_checkpoint_of_narrow_weights_loads(golden_dir, tmp_path) -> None:
     config = {**plain.config, "quantization_config": SCHEME}
     (tmp_path / "config.json").write_text(json.dumps(config))
     shutil.copy(golden_dir("deepseek_v3") / "generation_config.json", tmp_path)
-    loaded = load_model(describe(open_checkpoint(tmp_path), tensor_parallel_size=2), "float32")
+    on_two = EngineConfig(tensor_parallel_size=2)
+    loaded = load_model(describe(open_checkpoint(tmp_path), on_two), "float32")
     name = "model.layers.1.mlp.experts.3.down_proj.weight"
     want = dequantised(tensors[name], tensors[name + "_scale_inv"], block)
     np.testing.assert_array_equal(loaded.weights["layers"][1]["experts_down"][3], want)
