@@ -33,7 +33,7 @@ class ClientGone(Exception):
 
 async def while_connected[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """What `work` gives; cancelled, with ClientGone, when the client hangs up."""
-    return await _watched(receive, asyncio.create_task(work), None, 0.0)
+    return await _watched(receive, _begun(work), None, 0.0)
 
 
 class JSONAnswer(Response):
@@ -70,7 +70,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends until the pieces end, or the client is gone."""
         state = scope.get("state", {})
-        writer = asyncio.create_task(self._write(send, state.get(DIRECT_SEND, send)))
+        writer = _begun(self._write(send, state.get(DIRECT_SEND, send)))
         await _watched(receive, writer, self, self._stalled_seconds)
 
     def stalled_for(self) -> float:
@@ -101,6 +101,15 @@ class EventStream(Response):
 
     async def _start(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+
+def _begun[T](work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that is at work already when this returns.
+
+    A task that waited for its turn would wait for all requests that came with its own to be read:
+    the engine would begin with the first when it knows the last.
+    """
+    return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
 
 
 async def _watched[T](

@@ -36,8 +36,10 @@ async def read_prompts(
     ApiError, before any is read, for more continuations than a request may ask for.
     """
     check_choices(serving, len(given), n, field)
-    prompts = []
+    prompts: list[Prompt] = []
     for each in given:
+        if prompts:
+            await asyncio.sleep(0)  # others go on between two short ones
         prompts.append(
             await read_prompt(
                 serving,
@@ -49,7 +51,6 @@ async def read_prompts(
                 field=field,
             )
         )
-        await asyncio.sleep(0)  # others go on between two short ones
     return prompts
 
 
