@@ -12,8 +12,9 @@ import importlib.metadata
 import logging
 import os
 import pickle
+import zlib
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ _ROOTS = (
     Path(__file__).parents[1],
     *(Path(package.__path__[0]) for package in (jaxgen_models, jaxgen_checkpoints, pallas_kernels)),
 )
+_CHECKSUM = 4
+"""Bytes."""
+
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64", "jax_numpy_dtype_promotion")
 """Of JAX's, those that change what a program is."""
@@ -63,7 +67,7 @@ class ProgramStore:
         """The program that was written under this key, for arguments of these shapes."""
         path = self._path(key, arguments)
         try:
-            payload, in_tree, out_tree = pickle.loads(path.read_bytes())
+            payload, in_tree, out_tree = pickle.loads(_checked(path.read_bytes()))
             return serialize_executable.deserialize_and_load(
                 payload,
                 in_tree,
@@ -73,9 +77,9 @@ class ProgramStore:
             )
         except FileNotFoundError:
             return None
-        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
             logger.warning("%s cannot be used (%s): compiling anew", path, error)
-        except (pickle.UnpicklingError, ImportError, jax.errors.JaxRuntimeError) as error:
+        except (pickle.UnpicklingError, jax.errors.JaxRuntimeError) as error:
             logger.warning("%s cannot be used (%s): compiling anew", path, error)
         return None
 
@@ -94,11 +98,12 @@ class ProgramStore:
         draft = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(pickle.dumps(serialize_executable.serialize(compiled)))
+            draft.write_bytes(_sealed(pickle.dumps(serialize_executable.serialize(compiled))))
             draft.replace(path)
         except (OSError, ValueError, TypeError, pickle.PicklingError) as error:
             logger.warning("%s cannot be written (%s)", path, error)
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):  # where there is no folder, there is no draft
+                draft.unlink()
 
     def _path(self, key: object, arguments: Sequence[Any]) -> Path:
         shapes = [
@@ -108,6 +113,19 @@ class ProgramStore:
         text = repr((key, shapes, jax.tree.structure(arguments)))
         name = hashlib.sha256((self._fingerprint + text).encode()).hexdigest()
         return self._folder / f"{name[:32]}.program"
+
+
+def _sealed(data: bytes) -> bytes:
+    """The data behind its checksum: what a runtime makes of damaged programs nobody can catch."""
+    return zlib.crc32(data).to_bytes(_CHECKSUM) + data
+
+
+def _checked(sealed: bytes) -> bytes:
+    """What `_sealed` was given. ValueError if it is not what was written."""
+    data = sealed[_CHECKSUM:]
+    if zlib.crc32(data).to_bytes(_CHECKSUM) != sealed[:_CHECKSUM]:
+        raise ValueError("the file is damaged")
+    return data
 
 
 def _fingerprint(model: Model) -> str:

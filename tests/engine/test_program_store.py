@@ -63,10 +63,14 @@ def test_what_jax_has_cached_already_is_kept_whole(golden, tokens, one_shape, st
 
 
 def test_a_spoilt_file_is_replaced(golden_dir, started, cache, caplog):
+    """Cut short, or with one bit of the program changed."""
     caplog.set_level(logging.INFO, "jaxgen.engine.programs")
     started(golden_dir("llama_tied"))
-    for path in cache.iterdir():
-        path.write_bytes(path.read_bytes()[:100])
+    cut, changed = cache.iterdir()
+    cut.write_bytes(cut.read_bytes()[:100])
+    data = bytearray(changed.read_bytes())
+    data[len(data) // 2] ^= 1
+    changed.write_bytes(data)
     started(golden_dir("llama_tied"))
     started(golden_dir("llama_tied"))
     assert [text[:30] for text in programs(caplog.records)] == [
@@ -74,6 +78,15 @@ def test_a_spoilt_file_is_replaced(golden_dir, started, cache, caplog):
         "2 programs compiled and 0 read",
         "0 programs compiled and 2 read",
     ]
+
+
+def test_a_folder_that_cannot_be_made_costs_nothing_but_time(
+    golden, tokens, started, cache, caplog
+):
+    cache.write_text("no folder")
+    case = golden("llama_tied")
+    assert tokens(started(case.folder), case.prompts) == case.greedy
+    assert "cannot be written" in caplog.text
 
 
 def test_other_sizes_and_models_are_other_programs(golden_dir, started, cache, caplog):
