@@ -12,6 +12,7 @@ from jaxgen.commands.opening import open_for, read_text
 from jaxgen.commands.sampling_options import sampling_params
 from jaxgen.commands.terminal import note, say, say_json
 from jaxgen.commands.timing import Timing, measure
+from jaxgen.config import DEFAULT_MAX_NUM_SEQS
 from jaxgen.engine.outputs import CompletionOutput, FinishReason, RequestOutput
 from jaxgen.llm import LLM, Prompt
 from jaxgen_checkpoints.errors import RefusedInput
@@ -27,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args)
     began = time.perf_counter()
     with CompileClock() as clock:
-        opened = open_for(args, sequences=len(prompts) * max(1, args.n or 1))
+        asked = len(prompts) * max(1, args.n or 1)
+        opened = open_for(args, sequences=min(asked, DEFAULT_MAX_NUM_SEQS))  # others wait
         ids = [opened.need_tokenizer().encode(p) if isinstance(p, str) else p for p in prompts]
         params = [sampling_params(args, opened, p, USUAL_TOKENS) for p in ids]
         llm = LLM.of(opened)

@@ -1,6 +1,7 @@
 """The requests that a loop serves, from submission to their end, and what is told of them."""
 
 import itertools
+import logging
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -16,15 +17,17 @@ from jaxgen.schedule.request import Request
 from jaxgen.schedule.scheduler import Scheduler
 from jaxgen.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 _FIRST_UID = 1 << 40  # far from the uids that callers of `put` choose
 
 
 class Ledger:
     """Every request has its output here, and every continuation its scheduled request.
 
-    To be read: continuations (by uid; those that have not ended), scheduler, rules, masks, and
-    scored (by uid: the outputs whose prompts are scored, and how many likeliest tokens of each
-    position).
+    To be read: continuations (by uid; those that have not ended), scheduler, rules, masks, scored
+    (by uid: the outputs whose prompts are scored, and how many likeliest tokens of each position),
+    and longest (tokens of the longest sequence: the context, or what the KV cache holds).
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Ledger:
         self._eos_ids = tuple(eos_ids)
         self.rules = RuleCompiler(tokenizer, self._vocab_size, eos_ids)
         self.scheduler = Scheduler(engine.limits, engine.state)
+        self.longest = _longest(engine)
         self.masks = ConstraintPool()
         self.scored: dict[int, tuple[RequestOutput, int]] = {}
         self.continuations: dict[int, Continuation] = {}
@@ -75,7 +79,7 @@ class Ledger:
         ids = self._engine.check_tokens(request_id, prompt_ids).tolist()
         if rules is None:
             rules = self.rules.compile(params)
-        room = max(1, self._engine.state.max_context - len(ids))
+        room = max(1, self.longest - len(ids))
         wanted = room if params.max_tokens is None else params.max_tokens
         output = RequestOutput(
             request_id, prompt, ids, [], max_tokens=wanted, times=RequestTimes(arrival)
@@ -193,3 +197,17 @@ class Ledger:
             prompt_ids=request.prompt_ids,
             output_ids=request.output_ids,
         )
+
+
+def _longest(engine: InferenceEngine) -> int:
+    """Tokens of a sequence that the engine can bring to its end; its last one is never computed."""
+    context = engine.state.max_context
+    held = engine.capacity.max_sequence_tokens(engine.limits.max_tokens) + 1
+    if held < context:
+        logger.warning(
+            "the KV cache holds a sequence of %d tokens, not of the context's %d: give it more "
+            "memory, or lower max_model_len",
+            held,
+            context,
+        )
+    return min(held, context)

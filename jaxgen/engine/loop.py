@@ -79,7 +79,7 @@ class GenerationLoop:
     @property
     def max_context(self) -> int:
         """Tokens of the longest sequence, prompt and output together."""
-        return self.engine.state.max_context
+        return self._ledger.longest
 
     @property
     def has_unfinished(self) -> bool:

@@ -227,6 +227,18 @@ def test_more_blocks_than_there_are_is_refused_at_submission(golden_dir, one_sha
     loop.submit("fits", list(range(17)), greedy())  # 40 tokens are computed, the 41st is not
 
 
+def test_what_fills_the_context_fills_a_smaller_cache(golden_dir, one_shape, caplog):
+    """Whoever does not say how long an answer may be is not refused for that."""
+    engine = one_shape(golden_dir("llama_tied"), num_gpu_blocks_override=3, max_num_seqs=1)
+    loop = GenerationLoop(engine)
+    assert loop.max_context == 25  # the last token is never computed
+    assert "holds a sequence of 25 tokens" in caplog.text
+    output = loop.submit("a", [5] * 20, SamplingParams(max_tokens=None, ignore_eos=True))
+    while loop.has_unfinished:
+        loop.step()
+    assert len(output.outputs[0].token_ids) == 5
+
+
 def test_a_request_that_others_starve_says_so(served, take_every_block):
     loop = GenerationLoop(served.engine)
     hogs = take_every_block(served.engine)

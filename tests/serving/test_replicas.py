@@ -274,6 +274,8 @@ def test_each_replica_sees_its_own_devices():
     assert [each["TPU_VISIBLE_CHIPS"] for each in told] == ["0,1", "2,3"]
     with pytest.raises(ConfigError, match="need 4, and CUDA_VISIBLE_DEVICES names 1"):
         device_environments(2, 2, {"CUDA_VISIBLE_DEVICES": "0"})
+    hidden = device_environments(2, 1, {"CUDA_VISIBLE_DEVICES": ""})
+    assert hidden == [{"TPU_VISIBLE_CHIPS": "0"}, {"TPU_VISIBLE_CHIPS": "1"}]
 
 
 def test_prompts_are_counted():

@@ -51,10 +51,12 @@ def device_environments(
     """For each replica the variables by which it sees `devices` accelerators of its own.
 
     given: this process' environment; devices that are named there are shared out, and ConfigError
-    says so if they are too few.
+    says so if they are too few. A variable that is empty there hides all devices, and does so here.
     """
     environments: list[dict[str, str]] = [{} for _ in range(replicas)]
     for variable in DEVICE_VARIABLES:
+        if not given.get(variable, "all").strip():
+            continue
         named = [name.strip() for name in given.get(variable, "").split(",") if name.strip()]
         needed = replicas * devices
         if named and len(named) < needed:
