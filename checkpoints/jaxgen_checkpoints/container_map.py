@@ -30,7 +30,7 @@ class ContainerMap:
         self._rest: LayerContainer | None = None
         self._unmapped: tuple[re.Pattern[str], ...] = ()
         self._tied: dict[str, str] = {}
-        self._model_prefix = ""
+        self._beginnings: dict[str, str] = {}
 
     def set_transformer_params(
         self, prefixes: Sequence[str], containers: Sequence[LayerContainer]
@@ -57,10 +57,14 @@ class ContainerMap:
         """Tensors to leave out without a word; `*` is one path segment, `**` any number of them."""
         self._unmapped = tuple(pattern_of(text) for text in _strings("patterns", patterns))
 
-    def set_model_prefix(self, prefix: str) -> None:
-        """Files written from the model without its head leave `prefix` out of every name: a name
-        that nothing knows is taken for one that lacks it, where that is known."""
-        self._model_prefix = prefix
+    def set_other_beginnings(self, beginnings: Mapping[str, str]) -> None:
+        """How names begin in other files -> how they begin here: a name that nothing knows is taken
+        for the one that begins so, where that is known. {"": "model."} is a file whose names all
+        lack `model.`, as those of a model without its head do.
+        """
+        if not isinstance(beginnings, Mapping):
+            raise MappingError(f"beginnings: expected a mapping, got {beginnings!r}")
+        self._beginnings = dict(beginnings)
 
     def set_tied(self, copies: Mapping[str, str]) -> None:
         """Tied copy -> original. A copy is accepted and left out, and refused where it holds other
@@ -122,7 +126,7 @@ class ContainerMap:
         patterns = [
             (prefix, layer_pattern(prefix)) for prefix in sorted(self._prefixes, key=len)[::-1]
         ]
-        whole = {name: self._whole_name(name, patterns, rest) for name in source.tensors()}
+        whole = {name: self._whole_name(name, patterns, rest, report) for name in source.tensors()}
         infos = {whole[stored]: info for stored, info in source.tensors().items()}
         stands_in = {
             copy: original
@@ -136,23 +140,23 @@ class ContainerMap:
             if name in self._tied and name not in stands_in:
                 original = self._tied[name]
                 if not is_copy(source, info, infos[original]):
-                    report.refused(name, _no_copy(original))
+                    report.refused(stored, _no_copy(infos[original].name))
                 continue
             tensor, name = lazy(info, source), stands_in.get(name, name)
-            for prefix, pattern in patterns:
+            for _, pattern in patterns:
                 if match := pattern.fullmatch(name):
                     index, local = int(match.group(1)), match.group(2)
-                    report.saw_layer(prefix, index)
+                    report.saw_layer(stored.removesuffix(f".{index}.{local}"), index)
                     if index < len(layers):
-                        _route(name, local, tensor, layers[index], report)
+                        _route(stored, local, tensor, layers[index], report)
                     else:
-                        report.beyond(name, index)
+                        report.beyond(stored, index)
                     break
             else:
                 if rest is None:
-                    report.unused(name)
+                    report.unused(stored)
                 else:
-                    _route(name, name, tensor, rest, report)
+                    _route(stored, name, tensor, rest, report)
 
     def _is_unmapped(self, name: str) -> bool:
         return any(pattern.fullmatch(name) for pattern in self._unmapped)
@@ -162,6 +166,7 @@ class ContainerMap:
         name: str,
         layers: Sequence[tuple[str, re.Pattern[str]]],
         rest: LayerContainer | None,
+        report: MapReport,
     ) -> str:
         def known(candidate: str) -> bool:
             return (
@@ -171,8 +176,14 @@ class ContainerMap:
                 or (rest is not None and rest.find(candidate) is not None)
             )
 
-        with_prefix = self._model_prefix + name
-        return with_prefix if not known(name) and known(with_prefix) else name
+        if known(name):
+            return name
+        for there, here in self._beginnings.items():
+            spelled = here + name.removeprefix(there)
+            if name.startswith(there) and known(spelled):
+                report.respelled(here, there)
+                return spelled
+        return name
 
 
 def _no_copy(original: str) -> str:

@@ -32,12 +32,17 @@ class MapReport:
         self._unused: list[str] = []
         self._off: dict[str, tuple[str, ...]] = {}
         self._beyond: dict[int, list[str]] = defaultdict(list)
+        self._beginnings: dict[str, str] = {}
 
     def saw_layer(self, prefix: str, index: int) -> None:
         """The checkpoint holds a tensor of this layer."""
         if prefix not in self._prefixes or not self._layers_seen:
             self._prefixes.insert(0, prefix)
         self._layers_seen.add(index)
+
+    def respelled(self, here: str, there: str) -> None:
+        """Names that begin with `here` begin with `there` in this checkpoint."""
+        self._beginnings[here] = there
 
     def beyond(self, name: str, index: int) -> None:
         """A tensor of a layer that the config does not know."""
@@ -94,12 +99,18 @@ class MapReport:
 
     def _note_missing(self, start: str, missing: dict[str, str]) -> None:
         for source, hint in missing.items():
-            name = start + source
+            name = self._as_stored(start + source)
             near = nearest(name, self._unused)
             why = "missing"
             if near is not None:
                 why += f"; is {printable_name(near)!r}, which nothing uses, meant?"
             self._refused.append((name, f"{why}; {hint}" if hint else why))
+
+    def _as_stored(self, name: str) -> str:
+        for here, there in self._beginnings.items():
+            if name.startswith(here):
+                return there + name.removeprefix(here)
+        return name
 
     def _layer_lines(self) -> Iterator[str]:
         if not self._missing_layers:
@@ -120,7 +131,7 @@ class MapReport:
             )
         off = [(n, f"not used, because {' and '.join(a)} is false") for n, a in self._off.items()]
         yield from self._grouped(off)
-        known = {source for source, *_ in self._sources()}
+        known = {self._as_stored(source) for source, *_ in self._sources()}
         unused = []
         for name in self._unused:
             match = self._local(name)

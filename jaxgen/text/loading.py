@@ -123,17 +123,21 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """chat_template.jinja, else tokenizer_config.json's template or list of named templates."""
+    """chat_template.jinja, else tokenizer_config.json's template or list of named templates, else
+    chat_template.json's, where older files of models that take images have it.
+    """
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
             return path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{path} is not UTF-8 text: {error}") from error
-    given = config.get("chat_template")
+    where, given = folder / "tokenizer_config.json", config.get("chat_template")
+    if not given:
+        where = folder / "chat_template.json"
+        given = _optional_json(where).get("chat_template")
     if not given or isinstance(given, str):
         return given or None
     if isinstance(given, list) and all(isinstance(entry, Mapping) for entry in given):
         return {str(entry.get("name")): str(entry.get("template")) for entry in given}
-    where = folder / "tokenizer_config.json"
     raise CheckpointError(f"{where}: chat_template must be a text or a list of named templates")

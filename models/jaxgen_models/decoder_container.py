@@ -111,7 +111,7 @@ def decoder_map(
     kinds = [layer] * config.num_layers if isinstance(layer, type) else layer
     containers = ContainerMap()
     if prefix is not None:
-        containers.set_model_prefix(prefix)
+        containers.set_other_beginnings({"": prefix})
     containers.set_transformer_params([layers], [kind(config) for kind in kinds])
     containers.set_non_transformer_params(ends(config))
     containers.set_unmapped_params(unmapped)

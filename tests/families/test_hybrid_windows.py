@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxgen_checkpoints.errors import ConfigError
-from jaxgen_models.exaone4.policy import Exaone4Policy, Exaone45Policy
+from jaxgen_models.exaone4.policy import Exaone4Policy
 from jaxgen_models.gemma2.policy import Gemma2Policy
 from jaxgen_models.gemma3.policy import Gemma3Policy
 from jaxgen_models.hf_config import HFConfig
@@ -34,14 +34,6 @@ def test_exaone_pattern_of_letters_needs_layer_types(read: Callable[[str], dict]
         Exaone4Policy.read_config(HFConfig(config))
     counted = Exaone4Policy.read_config(HFConfig({**config, "sliding_window_pattern": 2}))
     assert counted.windows == (9, None, 9, None)
-
-
-def test_exaone_4_5_refuses_two_answers_about_the_head(read: Callable[[str], dict]) -> None:
-    config = read("exaone4_5_text")
-    assert Exaone45Policy.read_config(HFConfig(config)).untied
-    config["text_config"]["tie_word_embeddings"] = True
-    with pytest.raises(ConfigError, match="tie_word_embeddings differs"):
-        Exaone45Policy.read_config(HFConfig(config))
 
 
 def test_gemma3_reads_one_rotation_for_each_kind_of_layer(read: Callable[[str], dict]) -> None:

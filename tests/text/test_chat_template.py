@@ -10,7 +10,17 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.mark.parametrize(
-    "name", ["llama_plain", "llama_llama3", "llama_tied", "mistral_swa", "qwen2", "qwen3"]
+    "name",
+    [
+        "llama_plain",
+        "llama_llama3",
+        "llama_tied",
+        "mistral_swa",
+        "qwen2",
+        "qwen3",
+        "gemma3_multimodal",  # whose template takes texts and lists of parts
+        "mistral3",  # and this one's is in a file of its own
+    ],
 )
 def test_fixture_chats(golden_dir, name):
     folder = golden_dir(name)

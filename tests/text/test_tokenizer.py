@@ -20,6 +20,8 @@ FIXTURES = [
     "qwen2",
     "qwen2_tied_swa",
     "qwen3",
+    "gemma3_multimodal",
+    "mistral3",
 ]
 
 

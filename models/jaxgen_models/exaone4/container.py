@@ -1,4 +1,4 @@
-"""EXAONE 4's tensors, and the other names that 4.5 has for what is outside the layers."""
+"""EXAONE 4's tensors, and those of 4.5 that are not of its text part."""
 
 from typing import Final
 
@@ -21,15 +21,6 @@ class Exaone4Layer(PostNormLayer):
 
 class Exaone4Ends(DecoderEnds):
     """Embedding, final norm, unembedding unless tied."""
-
-
-class Exaone45Ends(DecoderEnds):
-    """The same, of a language model inside a larger one."""
-
-    PARAM_MAPPING = {
-        "model.language_model.embed_tokens.weight": "embed.weight",
-        "model.language_model.norm.weight": "norm.weight",
-    }
 
 
 # The image encoder, and the layers that predict a second token.

@@ -2,12 +2,13 @@
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_models.decoder_config import Defaults, read_decoder_fields
-from jaxgen_models.decoder_container import decoder_map, llama_like_map
+from jaxgen_models.decoder_container import llama_like_map
 from jaxgen_models.exaone4.config import Exaone4Config
-from jaxgen_models.exaone4.container import UNMAPPED_45, Exaone4Ends, Exaone4Layer, Exaone45Ends
+from jaxgen_models.exaone4.container import UNMAPPED_45, Exaone4Ends, Exaone4Layer
 from jaxgen_models.exaone4.model import Exaone4ForCausalLM
 from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.policy import InferencePolicy
+from jaxgen_models.text_part import read_text_part, text_part_map
 from jaxgen_models.window_config import Windows, layer_type_windows, periodic_windows
 
 
@@ -42,30 +43,19 @@ class Exaone45Policy(Exaone4Policy):
 
     @classmethod
     def read_config(cls, hf: HFConfig) -> Exaone4Config:
-        """The text model's config is nested; dtype, tied head and ids may stand outside it."""
-        text = hf.table("text_config")
-        if text is None:
-            raise hf.error("text_config is missing")
-        tied = hf.flag("tie_word_embeddings", False)
-        if text.get("tie_word_embeddings") not in (None, tied):
-            raise hf.error("tie_word_embeddings differs between text_config and the whole model")
-        hf.ignore("vision_config", "image_token_id", "video_token_id")
-        hf.finish(cls.family)
-        outer = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id")
-        given = {key: hf.raw[key] for key in outer if hf.raw.get(key) is not None}
-        inner = HFConfig({**text, **given, "tie_word_embeddings": tied}, f"{hf.where} text_config")
+        """The text model's config is nested."""
+        inner = read_text_part(
+            hf,
+            cls.family,
+            model_types=("exaone4_5_text", "exaone4"),
+            others=("vision_config", "image_token_id", "video_token_id"),
+            tied=False,
+        )
         return super().read_config(inner)
 
     def build_container_map(self) -> ContainerMap:
-        """model.language_model.{layers.N,embed_tokens,norm} and lm_head."""
-        return decoder_map(
-            self.config,
-            "model.language_model.layers",
-            Exaone4Layer,
-            Exaone45Ends,
-            UNMAPPED_45,
-            "model.language_model.embed_tokens.weight",
-        )
+        """The text model's tensors inside the larger one."""
+        return text_part_map(super().build_container_map(), UNMAPPED_45)
 
 
 def _windows(hf: HFConfig, num_layers: int) -> Windows:

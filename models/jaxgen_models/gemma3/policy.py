@@ -1,7 +1,7 @@
-"""How a Gemma 3 text checkpoint becomes a model."""
+"""How a Gemma 3 text checkpoint, or the text part of one that takes images, becomes a model."""
 
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_models.decoder_config import Defaults, read_decoder_fields
@@ -13,9 +13,25 @@ from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.rope_config import RopeConfig, read_rope_table
 from jaxgen_models.soft_capped_config import soft_cap_fields
+from jaxgen_models.text_part import IMAGE_TENSORS, read_text_part, text_part_map
 from jaxgen_models.window_config import Windows, hybrid_windows
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+_TEXT_DEFAULTS: Final = {
+    "vocab_size": 262208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+}
+_OTHER_KEYS: Final = (
+    "vision_config",
+    "mm_tokens_per_image",
+    "boi_token_index",
+    "eoi_token_index",
+    "image_token_index",
+    "image_token_id",
+)
 
 
 class Gemma3Policy(InferencePolicy):
@@ -59,6 +75,35 @@ class Gemma3Policy(InferencePolicy):
     def build_container_map(self) -> ContainerMap:
         """model.layers.N, model.embed_tokens, model.norm and lm_head."""
         return llama_like_map(self.config, Gemma3Layer, Gemma3Ends, unmapped=[])
+
+
+class Gemma3MultimodalPolicy(Gemma3Policy):
+    """Gemma3ForConditionalGeneration (4B, 12B, 27B), its text part: images are left out."""
+
+    family = "gemma3_multimodal"
+    architectures = ("Gemma3ForConditionalGeneration",)
+    model_types = ("gemma3",)
+    refuses: ClassVar = MappingProxyType({**Gemma3Policy.refuses, "final_logit_softcapping": 30.0})
+
+    @classmethod
+    def read_config(cls, hf: HFConfig) -> Gemma3Config:
+        """The text model's config is nested, and the published ones leave out half of its sizes."""
+        inner = read_text_part(
+            hf,
+            cls.family,
+            model_types=Gemma3Policy.model_types,
+            others=_OTHER_KEYS,
+            tied=True,
+            absent=_TEXT_DEFAULTS,
+        )
+        if inner.optional_number("final_logit_softcapping") is not None:
+            # Where there are images, transformers reads it but caps nothing.
+            raise inner.error(f"final_logit_softcapping is not supported for {cls.family}")
+        return super().read_config(inner)
+
+    def build_container_map(self) -> ContainerMap:
+        """The text model's tensors inside the larger one, in both of its layouts."""
+        return text_part_map(super().build_container_map(), IMAGE_TENSORS)
 
 
 def _windows(hf: HFConfig, num_layers: int) -> Windows:

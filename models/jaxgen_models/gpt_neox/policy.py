@@ -53,7 +53,7 @@ class GPTNeoXPolicy(InferencePolicy):
     def build_container_map(self) -> ContainerMap:
         """gpt_neox.layers.N, gpt_neox.{embed_in,final_layer_norm} and embed_out."""
         containers = ContainerMap()
-        containers.set_model_prefix("gpt_neox.")
+        containers.set_other_beginnings({"": "gpt_neox."})
         containers.set_transformer_params(
             ["gpt_neox.layers"], [GPTNeoXLayer(self.config) for _ in range(self.config.num_layers)]
         )

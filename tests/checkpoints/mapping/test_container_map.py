@@ -239,6 +239,7 @@ def test_unmapped_patterns_are_silent_whole_names(make_map, good, describe):
         ("set_transformer_params", (["h"], [Layer]), "containers: expected a list with one"),
         ("set_non_transformer_params", (Ends,), "container: expected a LayerContainer"),
         ("set_tied", (["lm_head.weight"],), "copies: expected a mapping"),
+        ("set_other_beginnings", ("model.",), "beginnings: expected a mapping"),
     ],
 )
 def test_misuse_is_a_mapping_error(method, arguments, match):
