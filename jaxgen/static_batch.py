@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxgen.engine.build import PolicyName
+from jaxgen.engine.outputs import FinishReason
 from jaxgen.llm import LLM
 from jaxgen.sampling import SamplingParams
 from jaxgen_checkpoints.errors import ConfigError, RefusedInput
@@ -44,12 +45,12 @@ class StaticBatchEngine:
 
         attention_mask: 0 where a row is padding, on either side; all ones if absent. Without
         lengths the sequence grows to max_out_tokens. RefusedInput for inputs that are longer than
-        that, and for beam search.
+        that, and for beam search; RuntimeError for a row that no token could be drawn for.
         """
         if num_beams != 1:
             raise RefusedInput("num_beams: beam search is not supported; use num_beams=1")
         ids = np.asarray(input_ids)
-        if ids.ndim != 2:
+        if ids.ndim != 2 or not ids.size:
             raise RefusedInput(f"input_ids must be [batch, length], got shape {ids.shape}")
         everything = np.ones(ids.shape, bool)
         mask = everything if attention_mask is None else np.asarray(attention_mask) > 0
@@ -73,7 +74,11 @@ class StaticBatchEngine:
         )
         rows = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
         outputs = self.llm.generate(rows, params)
-        answers = [output.outputs[0].token_ids for output in outputs]
+        completions = [output.outputs[0] for output in outputs]
+        for row, completion in enumerate(completions):
+            if completion.finish_reason is FinishReason.ERROR:
+                raise RuntimeError(f"row {row}: {completion.error}")
+        answers = [completion.token_ids for completion in completions]
         width = max(len(answer) for answer in answers)
         padding = self._padding(pad_token_id)
         tail = np.full((len(rows), width), padding, np.int32)

@@ -66,15 +66,20 @@ class Serving:
             return f"the engine has stopped: {self.engine.error}"
         return None
 
+    def need_engine(self) -> None:
+        """ApiError 503 while nothing can be generated."""
+        wrong = self.whats_wrong()
+        if wrong is not None:
+            raise unavailable(wrong, self.settings.retry_after_seconds)
+
     @contextmanager
     def admitted(self, public_id: str, engine_ids: list[str], choices: int) -> Generator[None]:
         """While the block runs, the request counts, and can be aborted by its public id.
 
         ApiError 503 if the server is not ready, stops, or has as many waiting as it may.
         """
-        settings, wrong = self.settings, self.whats_wrong()
-        if wrong is not None:
-            raise unavailable(wrong, settings.retry_after_seconds)
+        settings = self.settings
+        self.need_engine()
         if self.draining:
             raise unavailable("the server is stopping", settings.retry_after_seconds)
         queued = self.active - self.engine.stats().running

@@ -38,9 +38,14 @@ def test_nobody_waits_for_a_dead_engine(mortal):
     assert all("engine stopped" in answer.json()["error"]["message"] for answer in told)
     for path in ("/health", "/ready"):
         assert httpx.get(mortal.base_url + path).status_code == 503
-    refused = post(mortal, "/v1/completions", {"prompt": "hello"})
-    assert refused.status_code == 503
-    assert "the engine has stopped" in refused.json()["error"]["message"]
+    for path, body in (
+        ("/v1/completions", {"prompt": "hello"}),
+        ("/flush_cache", {}),
+        ("/abort_request", {"abort_all": True}),
+    ):
+        refused = post(mortal, path, body)
+        assert refused.status_code == 503
+        assert "the engine has stopped" in refused.json()["error"]["message"]
     assert httpx.get(mortal.base_url + "/metrics").status_code == 200
     assert mortal.serving.active == 0
 

@@ -18,6 +18,7 @@ _SUCCESS = {"success": True}
 
 async def flush_cache(serving: Serving, request: Request) -> Response:
     """Forgets every prefix that is cached."""
+    serving.need_engine()
     await serving.engine.reset_prefix_cache()
     return JSONAnswer(_SUCCESS)
 
@@ -26,6 +27,7 @@ async def abort_request(serving: Serving, request: Request, body: AbortRequest) 
     """Ends the request with this rid, or all of them."""
     if not body.rid and not body.abort_all:
         raise InvalidParameter("rid", "or abort_all must be given")
+    serving.need_engine()
     await serving.abort(None if body.abort_all else body.rid)
     return JSONAnswer(_SUCCESS)
 

@@ -28,9 +28,7 @@ async def model(serving: Serving, request: Request) -> Response:
 
 async def health(serving: Serving, request: Request) -> Response:
     """200 while the engine can generate; 503 says why it cannot."""
-    wrong = serving.whats_wrong()
-    if wrong is not None:
-        raise unavailable(wrong, serving.settings.retry_after_seconds)
+    serving.need_engine()
     return JSONAnswer({"status": "ok"})
 
 
