@@ -30,6 +30,7 @@ def expert_mlp(
     bias: Float[Array, "experts 2 ffn"] | None = None,
     shared: SharedExpert | None = None,
     top_k: int | None = None,
+    spread: int = 1,
     implementation: str | None = None,
 ) -> Float[Array, "tokens model"]:
     """The sum over a token's experts e of share * down[e] @ gate(gate_up[e, 0] @ x, ... 1] @ x).
@@ -39,16 +40,17 @@ def expert_mlp(
     experts of a token must differ from each other. gate: elementwise and hashable, given the two
     products, to which bias is added. The sum is made in float32 and returned in x's dtype.
     shared: an expert without bias that every token visits, padding too; its output is added.
-    top_k: columns of experts that mean anything, None for all.
+    top_k: columns of experts that mean anything, None for all. spread: of how many shards this is
+    one that has as many experts; a hint, by which tiles are made about as high as there are rows.
 
     implementation: "reference", "portable" or a kernel's name; None chooses by platform. Raises
     ValueError for shapes that do not fit together, UnsupportedShape for a named implementation that
     cannot serve them.
     """
-    problem = check(x, experts, shares, gate_up, down, bias, gate)
+    problem = check(x, experts, shares, gate_up, down, bias, gate, spread)
     run = _OPERATION.choose(problem, implementation).run
     options = {"gate": gate, "bias": bias, "shared": shared, "top_k": top_k or experts.shape[1]}
-    return run(x, experts, shares, gate_up, down, **options)
+    return run(x, experts, shares, gate_up, down, **options, spread=spread)
 
 
 __all__ = ["ExpertsProblem", "Gate", "SharedExpert", "expert_mlp"]

@@ -13,7 +13,10 @@ Gate = Callable[[Array, Array], Array]
 
 @dataclass(frozen=True, slots=True)
 class ExpertsProblem:
-    """The static facts of one call, by which an implementation says whether it can serve."""
+    """The static facts of one call, by which an implementation says whether it can serve.
+
+    spread: over how many shards the experts that tokens choose from are spread evenly.
+    """
 
     tokens: int
     top_k: int
@@ -23,6 +26,12 @@ class ExpertsProblem:
     dtype: np.dtype
     weight_dtype: np.dtype
     gate: Gate
+    spread: int = 1
+
+    @property
+    def visits(self) -> float:
+        """How many tokens an expert is likely to have."""
+        return self.tokens * self.top_k / (self.experts * self.spread)
 
     def __str__(self) -> str:
         return (
@@ -39,6 +48,7 @@ def check(
     down: Float[Array, "experts model ffn"],
     bias: Float[Array, "experts 2 ffn"] | None,
     gate: Gate,
+    spread: int = 1,
 ) -> ExpertsProblem:
     """The problem, or ValueError naming the argument, what was expected and what came."""
     if x.ndim != 2 or gate_up.ndim != 4 or gate_up.shape[1] != 2:
@@ -70,4 +80,5 @@ def check(
         dtype=jnp.dtype(x.dtype),
         weight_dtype=jnp.dtype(gate_up.dtype),
         gate=gate,
+        spread=spread,
     )

@@ -46,9 +46,8 @@ def plan_for(problem: ExpertsProblem) -> ExpertsPlan:
     sms = min(SMS, multiprocessors())  # blocks of threads that wait for each other's results
     if problem.tokens <= _FEW_TOKENS:
         return ExpertsPlan(columns=-(-problem.tokens // 8) * 8, gather=False, sms=sms)
-    average = problem.tokens * problem.top_k / problem.experts
     for columns in (8, 16, 32, 64):
-        if average <= 0.8 * columns:
+        if problem.visits <= 0.8 * columns:
             return ExpertsPlan(columns=columns, gather=True, sms=sms)
     return ExpertsPlan(columns=gpu_wide.ROWS, gather=True, sms=sms)
 
@@ -79,6 +78,7 @@ def run(
     bias: Float[Array, "experts 2 ffn"] | None,
     shared: SharedExpert | None = None,
     top_k: int | None = None,
+    spread: int = 1,
     interpret: Any = None,
     plan: ExpertsPlan | None = None,
 ) -> Float[Array, "tokens model"]:
@@ -87,8 +87,8 @@ def run(
     tokens, top_k = experts.shape[0], top_k or experts.shape[1]
     listed, experts, shares = experts, experts[:, :top_k], shares[:, :top_k]
     if plan is None:
-        problem = ExpertsProblem(tokens, top_k, local, model, ffn, x.dtype, gate_up.dtype, gate)
-        plan = plan_for(problem)
+        sizes = tokens, top_k, local, model, ffn
+        plan = plan_for(ExpertsProblem(*sizes, x.dtype, gate_up.dtype, gate, spread))
     wide = plan.columns == gpu_wide.ROWS
     apart = None
     if shared is not None and (wide or bias is not None or shared.down.shape[1] % ffn):

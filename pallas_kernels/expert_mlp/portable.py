@@ -25,8 +25,10 @@ def run(
     bias: Float[Array, "experts 2 ffn"] | None,
     shared: SharedExpert | None = None,
     top_k: int | None = None,
+    spread: int = 1,
 ) -> Float[Array, "tokens model"]:
     """As expert_mlp; the hidden layers are rounded to x's dtype before and after the gate."""
+    del spread  # there are no tiles
     local, _, ffn, model = gate_up.shape
     experts, shares = experts[:, :top_k], shares[:, :top_k]
     tokens, top_k = experts.shape

@@ -25,8 +25,10 @@ def run(
     bias: Float[Array, "experts 2 ffn"] | None,
     shared: SharedExpert | None = None,
     top_k: int | None = None,
+    spread: int = 1,
 ) -> Float[Array, "tokens model"]:
     """As expert_mlp, in float32."""
+    del spread  # there are no tiles
     experts, shares = experts[:, :top_k], shares[:, :top_k]
     chosen = experts[:, :, None] == jnp.arange(gate_up.shape[0])
     share = jnp.where(chosen, shares[:, :, None], 0).sum(axis=1)

@@ -36,8 +36,7 @@ def plan_for(problem: ExpertsProblem) -> TPUPlan | None:
     gather = problem.tokens > _FEW_TOKENS
     rows = -(-problem.tokens // least) * least
     if gather:
-        average = problem.tokens * problem.top_k / problem.experts
-        rows = next((each for each in (64, 128, 256) if average <= 0.8 * each), 512)
+        rows = next((each for each in (64, 128, 256) if problem.visits <= 0.8 * each), 512)
     while True:
         for chunk in _chunks(problem.ffn):
             plan = TPUPlan(rows, chunk, gather, _PARTS)
@@ -79,6 +78,7 @@ def run(
     bias: Float[Array, "experts 2 ffn"] | None,
     shared: SharedExpert | None = None,
     top_k: int | None = None,
+    spread: int = 1,
     interpret: Any = False,
     plan: TPUPlan | None = None,
 ) -> Float[Array, "tokens model"]:
@@ -86,8 +86,8 @@ def run(
     local, _, ffn, model = gate_up.shape
     experts, shares = experts[:, :top_k], shares[:, :top_k]
     if plan is None:
-        tokens, columns = experts.shape
-        problem = ExpertsProblem(tokens, columns, local, model, ffn, x.dtype, gate_up.dtype, gate)
+        sizes = *experts.shape, local, model, ffn
+        problem = ExpertsProblem(*sizes, x.dtype, gate_up.dtype, gate, spread)
         plan = plan_for(problem)
         if plan is None:
             raise ValueError(f"expert_mlp: the implementation 'tpu' cannot serve {problem}.")

@@ -43,6 +43,8 @@ def compiled(topology, tokens, top_k, experts, model, ffn):
     [
         ("v5e:2x2", 64, (2, 8, 4096, 3584)),
         ("tpu7x:2x2x1", 64, (6, 64, 2048, 352)),  # rows that XLA lays out the other way
+        ("v6e:2x4", 64, (2, 1, 4096, 14336)),  # one expert, whole, of eight
+        pytest.param("v5p:4x4x4", 2048, (8, 4, 7168, 2048), marks=pytest.mark.slow),
         pytest.param("v6e:2x4", 2048, (2, 8, 4096, 3584), marks=pytest.mark.slow),
         pytest.param("v5p:4x4x4", 2048, (8, 32, 7168, 256), marks=pytest.mark.slow),
         pytest.param("v5p:4x4x4", 1, (8, 32, 7168, 256), marks=pytest.mark.slow),

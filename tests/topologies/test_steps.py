@@ -15,9 +15,11 @@ SMALL = ["--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--dtype", "bf
     [
         ("llama_plain", "v5e:2x2", ["--tensor-parallel-size", "4"]),
         ("mixtral", "v6e:2x4", ["--tensor-parallel-size", "2", "--expert-parallel-size", "2"]),
-        ("deepseek_v3", "v5p:4x4x4", ["--tensor-parallel-size", "2"]),
-        ("mixtral", "v5e:2x2", ["--tensor-parallel-size", "4", "--enable-expert-parallel"]),
-        ("deepseek_v3", "v5p:4x4x4", ["--tensor-parallel-size", "4", "--enable-expert-parallel"]),
+        ("deepseek_v3", "v5p:4x4x4", ["--tensor-parallel-size", "2", "--enable-expert-parallel"]),
+        pytest.param(
+            *("mixtral", "v5e:2x2", ["--tensor-parallel-size", "4", "--enable-expert-parallel"]),
+            marks=pytest.mark.slow,
+        ),
         ("gemma3", "tpu7x:2x2x1", []),
     ],
 )

@@ -49,8 +49,8 @@ class Experts(nnx.Module):
         Tokens that are not live go to no expert: padding reads no weights. shared is added as it
         is, so no two shards whose results are added up may be given the same part of it.
         """
-        experts = chosen.experts
-        if jax.lax.axis_size(self.axes) > 1:
+        experts, spread = chosen.experts, jax.lax.axis_size(self.axes)
+        if spread > 1:
             experts = experts - jax.lax.axis_index(self.axes) * self.gate_up.shape[0]
         if x.shape[0] > 1:  # no step is all padding
             experts = jnp.where(live[:, None], experts, NOBODY)
@@ -64,6 +64,7 @@ class Experts(nnx.Module):
             bias=None if self.gate_up_bias is None else self.gate_up_bias[...],
             shared=shared,
             top_k=self.top_k,
+            spread=spread,
         )
 
     def bias(self, chosen: Chosen) -> Float[Array, "tokens model"] | None:

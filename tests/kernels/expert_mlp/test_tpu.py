@@ -113,6 +113,10 @@ def test_every_assignment_has_a_place_of_its_own_in_a_tile_of_its_expert(
         ({"tokens": 64, "ffn": 352, "model": 2048}, 64, 352, False),
         ({"tokens": 2048}, 256, 256, True),
         ({"tokens": 2048, "top_k": 8, "experts": 256, "model": 7168, "ffn": 256}, 128, 128, True),
+        (
+            {"tokens": 2048, "top_k": 8, "experts": 4, "model": 7168, "ffn": 256, "spread": 64},
+            *(128, 128, True),
+        ),
     ],
 )
 def test_plans_fit_every_chip(change: dict, rows: int, chunk: int, gather: bool) -> None:
