@@ -8,11 +8,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from jaxgen.llm import LLM
+from jaxgen.ragged.buckets import Buckets
 from jaxgen.serving.app import create_app
 from jaxgen.serving.async_engine import AsyncEngine
 from jaxgen.serving.settings import ServerSettings
 from jaxgen.text import load_tokenizer
 from tests.serving.live import Live, live
+from tests.serving.small_engine import PROMPTS, greedy
 from tests.serving.stub_engine import StubEngine
 
 SMALL = {
@@ -56,6 +58,39 @@ def mortal(golden_dir) -> Generator[Live]:
     """The tiny model, for a test that kills its engine."""
     with serving_llama(golden_dir("llama_plain")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def small_llm(golden_dir):
+    """One shape of step; ten blocks, so that four requests of 44 tokens preempt one another."""
+    llm = LLM(
+        golden_dir("llama_tied"),
+        dtype="float32",
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        block_size=8,
+        max_model_len=64,
+        num_gpu_blocks_override=10,
+    )
+    shape = llm.engine.buckets.mixed[-1]
+    llm.engine.buckets = Buckets((shape,), (shape,))
+    return llm
+
+
+@pytest.fixture(scope="session")
+def alone(small_llm):
+    """What each prompt is answered when it is alone."""
+    return [small_llm.generate([prompt], greedy())[0].outputs[0] for prompt in PROMPTS]
+
+
+@pytest.fixture
+def small_loop(small_llm, alone):
+    """The engine's loop, as a server takes it over; nothing may be left in it."""
+    del alone
+    yield small_llm._loop
+    state = small_llm.engine.state
+    state.check()
+    assert (len(state), state.free_slots, state.free_blocks) == (0, 4, (10,))
 
 
 type Asker = Callable[..., TestClient]

@@ -1,8 +1,7 @@
-"""Streams of an engine in a thread: same text under load, left early, read late, or killed."""
+"""Streams of an engine in a thread: same text under load, left early, read late, aborted."""
 
 import asyncio
 import contextlib
-import ctypes
 import random
 import threading
 import time
@@ -10,79 +9,16 @@ import time
 import pytest
 
 from jaxgen.engine.outputs import FinishReason
-from jaxgen.engine.runner import StepFailed
 from jaxgen.grammar.rules import RuleCompiler
-from jaxgen.llm import LLM
-from jaxgen.ragged.buckets import Buckets
 from jaxgen.sampling import InvalidParameter, SamplingParams
 from jaxgen.schedule.verdict import SchedulingError
-from jaxgen.serving.async_engine import AsyncEngine, EngineDead
-from jaxgen.serving.async_engine_thread import MOST_FAILURES
 from jaxgen_checkpoints.errors import RefusedInput
-
-PROMPTS = ([5, 6, 7], [300, 1, 2, 9, 44, 17, 230], list(range(100, 120)), [404])
-
-
-def greedy(**changes):
-    return SamplingParams(**{"temperature": 0, "max_tokens": 24, "ignore_eos": True, **changes})
+from tests.serving.small_engine import PROMPTS, collect, greedy, running
 
 
-@pytest.fixture(scope="module")
-def llm(golden_dir):
-    """One shape of step; ten blocks, so that four requests of 44 tokens preempt one another."""
-    llm = LLM(
-        golden_dir("llama_tied"),
-        dtype="float32",
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        block_size=8,
-        max_model_len=64,
-        num_gpu_blocks_override=10,
-    )
-    shape = llm.engine.buckets.mixed[-1]
-    llm.engine.buckets = Buckets((shape,), (shape,))
-    return llm
-
-
-@pytest.fixture(scope="module")
-def alone(llm):
-    """What each prompt is answered when it is alone."""
-    return [llm.generate([prompt], greedy())[0].outputs[0] for prompt in PROMPTS]
-
-
-@pytest.fixture
-def loop(llm, alone):
-    """The engine's loop, as a server takes it over; nothing may be left in it."""
-    del alone
-    yield llm._loop
-    state = llm.engine.state
-    state.check()
-    assert (len(state), state.free_slots, state.free_blocks) == (0, 4, (10,))
-
-
-@contextlib.asynccontextmanager
-async def running(loop, llm, **stop):
-    engine = AsyncEngine(loop, name="tiny", tokenizer=llm.tokenizer)
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop(**stop)
-
-
-async def collect(engine, name, prompt, params, read=None):
-    """(token ids, text, last delta) of a request with one continuation."""
-    ids, text, delta = [], "", None
-    async for delta in engine.generate(name, prompt, params):
-        for completion in delta.completions:
-            ids += completion.token_ids
-            text += completion.text
-        if read is not None:
-            await read()
-    return ids, text, delta
-
-
-def test_under_load_with_preemption_and_aborts_all_get_what_they_get_alone(loop, llm, alone):
+def test_under_load_with_preemption_and_aborts_all_get_what_they_get_alone(
+    small_loop, small_llm, alone
+):
     """Thirty requests on four slots and ten blocks; every third reader leaves at some point."""
     dice = random.Random(1)
 
@@ -96,7 +32,7 @@ def test_under_load_with_preemption_and_aborts_all_get_what_they_get_alone(loop,
                     break
 
     async def main():
-        async with running(loop, llm) as engine:
+        async with running(small_loop, small_llm) as engine:
             jobs = []
             for number in range(30):
                 which = number % 4
@@ -126,10 +62,10 @@ def test_under_load_with_preemption_and_aborts_all_get_what_they_get_alone(loop,
     assert stats.generation_tokens > 200
 
 
-def test_deltas_add_up_and_listeners_are_told(loop, llm, alone):
+def test_deltas_add_up_and_listeners_are_told(small_loop, small_llm, alone):
     async def main():
         records = []
-        async with running(loop, llm) as engine:
+        async with running(small_loop, small_llm) as engine:
             engine.add_listener(records.append)
             deltas = [
                 delta
@@ -139,7 +75,7 @@ def test_deltas_add_up_and_listeners_are_told(loop, llm, alone):
                     SamplingParams(n=2, seed=3, max_tokens=9, ignore_eos=True, logprobs=2),
                 )
             ]
-            assert engine.tokenizer is llm.tokenizer
+            assert engine.tokenizer is small_llm.tokenizer
             assert engine.max_context == 64
         return deltas, records
 
@@ -147,7 +83,9 @@ def test_deltas_add_up_and_listeners_are_told(loop, llm, alone):
     assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     assert deltas[0].prompt_token_ids == PROMPTS[1]
     assert not any(delta.prompt_token_ids for delta in deltas[1:])
-    whole = llm.generate([PROMPTS[1]], SamplingParams(n=2, seed=3, max_tokens=9, ignore_eos=True))
+    whole = small_llm.generate(
+        [PROMPTS[1]], SamplingParams(n=2, seed=3, max_tokens=9, ignore_eos=True)
+    )
     for index, expected in enumerate(whole[0].outputs):
         mine = [c for delta in deltas for c in delta.completions if c.index == index]
         assert "".join(completion.text for completion in mine) == expected.text
@@ -163,9 +101,9 @@ def test_deltas_add_up_and_listeners_are_told(loop, llm, alone):
     assert list(times) == sorted(times)
 
 
-def test_a_slow_reader_gets_few_deltas_and_holds_up_nobody(loop, llm, alone):
+def test_a_slow_reader_gets_few_deltas_and_holds_up_nobody(small_loop, small_llm, alone):
     async def main():
-        async with running(loop, llm) as engine:
+        async with running(small_loop, small_llm) as engine:
             gate = asyncio.Event()
             seen = []
 
@@ -190,9 +128,9 @@ def test_a_slow_reader_gets_few_deltas_and_holds_up_nobody(loop, llm, alone):
     )
 
 
-def test_what_is_refused_is_told_before_anything_is_queued(loop, llm):
+def test_what_is_refused_is_told_before_anything_is_queued(small_loop, small_llm):
     async def main():
-        async with running(loop, llm) as engine:
+        async with running(small_loop, small_llm) as engine:
             for prompt, params, error in (
                 ([], greedy(), RefusedInput),
                 ([600], greedy(), RefusedInput),
@@ -212,9 +150,9 @@ def test_what_is_refused_is_told_before_anything_is_queued(loop, llm):
     asyncio.run(main())
 
 
-def test_aborts_pauses_and_draining(loop, llm, alone):
+def test_aborts_pauses_and_draining(small_loop, small_llm, alone):
     async def main():
-        async with running(loop, llm, drain_seconds=60) as engine:
+        async with running(small_loop, small_llm, drain_seconds=60) as engine:
             await engine.pause()
             jobs = [
                 asyncio.create_task(collect(engine, str(i), PROMPTS[i], greedy())) for i in range(3)
@@ -231,32 +169,9 @@ def test_aborts_pauses_and_draining(loop, llm, alone):
             await asyncio.sleep(0)
         return [await jobs[0], await jobs[2], await later]
 
-    before = loop.counters.generation_tokens
+    before = small_loop.counters.generation_tokens
     told = asyncio.run(main())
     assert [ids for ids, *_ in told] == [alone[i].token_ids for i in (0, 2, 3)]
-
-
-def test_a_failed_step_ends_its_requests_and_the_next_are_served(loop, llm, alone, monkeypatch):
-    fail = [True]
-    read = llm.engine.runner.read
-
-    def failing(results):
-        if fail.pop() if fail else False:
-            raise StepFailed("the device said no")
-        return read(results)
-
-    monkeypatch.setattr(llm.engine.runner, "read", failing)
-
-    async def main():
-        async with running(loop, llm) as engine:
-            *_, last = await collect(engine, "unlucky", PROMPTS[0], greedy())
-            assert last.completions[0].finish_reason is FinishReason.ERROR
-            assert "said no" in last.completions[0].error
-            ids, *_ = await collect(engine, "next", PROMPTS[0], greedy())
-            assert ids == alone[0].token_ids
-            assert engine.healthy
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -264,7 +179,7 @@ def test_a_failed_step_ends_its_requests_and_the_next_are_served(loop, llm, alon
     [{"bad_words": ["a", "b c"]}, {"structured_outputs": {"json": {"type": "integer"}}}],
 )
 def test_what_a_request_may_say_is_compiled_once_and_beside_the_engine(
-    loop, llm, monkeypatch, masked
+    small_loop, small_llm, monkeypatch, masked
 ):
     """For whatever takes its time in the engine's thread, everybody waits."""
     compiled, real = [], RuleCompiler.compile
@@ -277,7 +192,7 @@ def test_what_a_request_may_say_is_compiled_once_and_beside_the_engine(
     params = SamplingParams(n=3, temperature=1.0, max_tokens=4, **masked)
 
     async def main():
-        async with running(loop, llm) as engine:
+        async with running(small_loop, small_llm) as engine:
             return [delta async for delta in engine.generate("some", PROMPTS[0], params)]
 
     told = asyncio.run(main())
@@ -286,64 +201,9 @@ def test_what_a_request_may_say_is_compiled_once_and_beside_the_engine(
     assert thread != "jaxgen-engine"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_device_that_fails_at_every_read_is_given_up(loop, llm, monkeypatch):
-    """Each of its steps can be sent; nobody may be told for ever that it is healthy."""
-
-    def failing(results):
-        raise StepFailed("the device said no")
-
-    monkeypatch.setattr(llm.engine.runner, "read", failing)
-
+def test_an_idle_thread_sleeps(small_loop, small_llm):
     async def main():
-        async with running(loop, llm) as engine:
-            for number in range(MOST_FAILURES - 1):
-                *_, last = await collect(engine, str(number), PROMPTS[0], greedy())
-                assert last.completions[0].finish_reason is FinishReason.ERROR
-                assert engine.healthy
-            with pytest.raises(EngineDead, match="said no"):
-                await collect(engine, "last", PROMPTS[0], greedy())
-            assert not engine.healthy
-
-    asyncio.run(main())
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("how", ["killed", "broken"])
-def test_when_the_thread_dies_everyone_is_told(loop, llm, monkeypatch, how):
-    async def main():
-        engine = AsyncEngine(loop, name="tiny", tokenizer=llm.tokenizer)
-        await engine.start()
-        asked = [collect(engine, str(i), PROMPTS[i], greedy(max_tokens=40)) for i in range(4)]
-        jobs = [asyncio.create_task(job) for job in asked]
-        while not engine.stats().running:
-            await asyncio.sleep(0.001)
-        if how == "killed":
-            thread = engine._thread._thread
-            kill = ctypes.pythonapi.PyThreadState_SetAsyncExc
-            kill(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-        else:
-            monkeypatch.setattr(type(loop), "step", lambda loop: 1 / 0)
-        told = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 30)
-        assert all(isinstance(error, EngineDead) for error in told)
-        assert not engine.healthy
-        assert ("SystemExit" if how == "killed" else "ZeroDivisionError") in engine.error
-        with pytest.raises(EngineDead):
-            await collect(engine, "late", PROMPTS[0], greedy())
-        with pytest.raises(EngineDead):
-            await engine.abort(None)
-        await engine.stop()
-
-    asyncio.run(main())
-    monkeypatch.undo()
-    for name in [str(i) for i in range(4)]:
-        loop.abort(name)
-    loop._in_flight.clear()
-
-
-def test_an_idle_thread_sleeps(loop, llm):
-    async def main():
-        async with running(loop, llm):
+        async with running(small_loop, small_llm):
             before = time.process_time()
             await asyncio.sleep(0.5)
             return time.process_time() - before

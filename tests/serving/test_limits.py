@@ -5,7 +5,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
 import time
 
 import httpx
@@ -13,13 +12,11 @@ import pytest
 
 from jaxgen.serving.app import create_app
 from jaxgen.serving.settings import ServerSettings
-from jaxgen.text.chat_template import ChatTemplate
 from jaxgen_checkpoints.errors import ConfigError, RefusedInput
 from tests.serving.live import live, post, wait_until
 from tests.serving.stub_engine import StubEngine
 
 PROMPT = {"prompt": "hi"}
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture
@@ -120,53 +117,6 @@ def test_large_heads_are_refused(serve, sent):
         answer = talk(server.port, b"GET /health HTTP/1.1\r\nhost: x\r\n" + sent + b"\r\n\r\n")
         assert b" 431 " in answer or answer == b""  # the reset may overtake it
         assert httpx.get(server.base_url + "/health").status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/completions", {"prompt": ["hi"] * 5}, "prompt"),
-        ("/v1/completions", {"prompt": [[5]] * 3, "n": 2}, "n"),
-        ("/v1/chat/completions", {**CHAT, "n": 5}, "n"),
-        ("/generate", {"text": ["hi"] * 5}, "text"),
-        ("/mii/stub", {"prompts": ["hi"] * 5}, "prompts"),
-    ],
-)
-def test_too_many_continuations_are_refused_before_a_prompt_is_read(
-    ask, monkeypatch, path, body, param
-):
-    """A million short prompts would take the event loop a minute."""
-    client = ask(max_choices=4)
-    tokenizer = client.app.state.serving.engine.tokenizer
-    monkeypatch.setattr(tokenizer, "encode", lambda *_, **__: pytest.fail("a prompt was read"))
-    told = client.post(path, json=body)
-    assert (told.status_code, told.json()["error"]["param"]) == (400, param)
-    assert "at most 4" in told.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("body", "beside"),
-    [
-        (CHAT, False),
-        ({"messages": CHAT["messages"] * 2 * 101}, True),
-        ({**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, True),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, True),
-    ],
-)
-def test_long_conversations_are_written_beside_the_event_loop(ask, monkeypatch, body, beside):
-    threads, render = [], ChatTemplate.render
-
-    def watched(*arguments, **options):
-        threads.append(threading.current_thread().name)
-        return render(*arguments, **options)
-
-    monkeypatch.setattr(ChatTemplate, "render", watched)
-    template = "{{ messages[0].content }}"
-    client = ask(trust_request_chat_template=True)
-    body = {**body, "tool_choice": "none", "chat_template": template}
-    assert client.post("/v1/chat/completions", json=body).status_code == 200
-    (thread,) = threads
-    assert thread.startswith("asyncio_") == beside  # the executor's
 
 
 def talk(port: int, sent: bytes) -> bytes:
