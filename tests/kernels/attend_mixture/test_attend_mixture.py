@@ -6,6 +6,7 @@ and words themselves are checked on the device (tests/kernels/device/mixture_cha
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,14 +29,14 @@ PAGED: dict[str, Any] = {"head_dim": 128, "page_size": 64, "padding_tokens": 0}
 NO_OPTIONS: dict[str, Any] = {"window": None, "soft_cap": None, "sinks": None}
 
 
-@pytest.mark.parametrize("length", [1, 20])
+@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 20])
 def test_reference_is_attention_and_then_the_chain(length: int) -> None:
     case = Case(((1, length),), padding_tokens=0, options={"window": 7, "sinks": True})
-    problem = choice()
+    problem = choice(8)
     arguments, options, inputs = make(
         case, problem, norms=True, dtype=jnp.float32, model=48, ffn=24, shared=48
     )
-    got = attend_mixture(*arguments, **options)
+    got = jax.jit(partial(attend_mixture, **options))(*arguments)
     assert_agrees(got, wanted(case, inputs, *arguments[1:3], problem), 1e-4)
 
 
@@ -142,6 +143,7 @@ def test_serves_one_short_row_of_what_the_kernel_knows() -> None:
                 assert not _served()
 
 
+@pytest.mark.slow
 def test_lowers_for_cuda_to_one_kernel() -> None:
     arguments, problem = _abstract()
 
