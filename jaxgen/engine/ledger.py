@@ -58,7 +58,8 @@ class Ledger:
     def load(self) -> tuple[int, int]:
         """(continuations that run, those that wait)."""
         waiting = self.scheduler.num_waiting
-        return len(self.continuations) - waiting, waiting
+        # Another thread may ask while one is queued here and not yet there.
+        return max(0, len(self.continuations) - waiting), waiting
 
     def submit(
         self,

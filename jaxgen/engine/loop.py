@@ -149,8 +149,10 @@ class GenerationLoop:
                 ledger.masks.wait()
         except BaseException as error:  # even an interrupt may come when the donated cache is gone
             self._in_flight.clear()
-            ledger.fail_all(str(error) or type(error).__name__)
-            self.engine.forget_everything()
+            try:  # first: an interrupt may have left what requests hold half changed
+                self.engine.forget_everything()
+            finally:
+                ledger.fail_all(str(error) or type(error).__name__)
             raise
         changed = ledger.take_changed()
         if (

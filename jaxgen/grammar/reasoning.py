@@ -43,7 +43,7 @@ class AnswerOnly:
             return
         said = self._tail + self._tokenizer.token_bytes(token)
         self._thinks = self._end not in said
-        self._tail = said[1 - len(self._end) :]
+        self._tail = said[max(0, len(said) + 1 - len(self._end)) :]
 
     def write(self, mask: np.ndarray) -> None:
         """Clears the bits of what may not come next."""

@@ -82,6 +82,28 @@ def test_a_step_that_dies_with_the_cache_ends_all_requests(
     assert tokens(engine, case.prompts[:2]) == case.greedy[:2]
 
 
+def test_an_interrupt_within_the_host_state_leaves_nothing_of_it(case, engine, tokens, monkeypatch):
+    """Between two lines of a change: blocks have lost their owners, their tables name them yet."""
+    loop = GenerationLoop(engine)
+    outputs = [loop.submit(str(i), prompt, GREEDY) for i, prompt in enumerate(case.prompts)]
+    for _ in range(3):
+        loop.step()
+
+    def interrupted(*_):
+        for allocator in engine.state.allocators:
+            allocator._counts[:] = 0
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.state, "reserve_rows", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.step()
+    assert {output.outputs[0].finish_reason for output in outputs} == {FinishReason.ERROR}
+    assert not loop.has_unfinished
+    engine.state.check()
+    assert tokens(engine, [case.prompts[2]]) == [case.greedy[2]]
+
+
 def test_a_step_that_dies_after_dispatch_is_found_when_it_is_read(
     case, engine, tokens, monkeypatch
 ):
