@@ -39,7 +39,7 @@ _TAIL = 16
 """Tokens in which a template may begin the thoughts, or end those that it lets a model not have."""
 
 _EACH = 20
-"""Characters that a message counts for beside its content."""
+"""Characters that a message, or a part of one, counts for beside its text."""
 
 _SPACING = r"[ \n]{0,8}"
 """Between the parts of a call: a model must not fill its context with white space instead."""
@@ -172,11 +172,13 @@ async def render(
 
 
 def _size(body: ChatRequest) -> int:
-    """Characters that a template has to write, roughly; tools and parts are taken for many."""
-    contents = [message.get("content") or "" for message in body.messages]
-    if body.tools or body.documents or not all(isinstance(each, str) for each in contents):
+    """Characters that a template has to write, roughly; tools are taken for many."""
+    if body.tools or body.documents:
         return SHORT_TEXT + 1
-    return sum(_EACH + len(each) for each in contents)
+    contents = [message.get("content") for message in body.messages]
+    parts = [part for each in contents for part in (each if isinstance(each, list) else [each])]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return sum(_EACH + (len(text) if isinstance(text, str) else 0) for text in texts)
 
 
 def _structure(body: ChatRequest) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 from jaxgen.text.chat_template import ChatTemplate
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+PART = {"type": "text", "text": "hi"}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,10 @@ def test_too_many_continuations_are_refused_before_a_prompt_is_read(
         (CHAT, False),
         ({"messages": CHAT["messages"] * 2 * 101}, True),
         ({**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}, True),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, True),
+        *(
+            ({"messages": [{"role": "user", "content": [PART] * count}]}, count > 100)
+            for count in (1, 101)
+        ),
     ],
 )
 def test_long_conversations_are_written_beside_the_event_loop(ask, monkeypatch, body, beside):
@@ -48,9 +52,8 @@ def test_long_conversations_are_written_beside_the_event_loop(ask, monkeypatch, 
         return render(*arguments, **options)
 
     monkeypatch.setattr(ChatTemplate, "render", watched)
-    template = "{{ messages[0].content }}"
     client = ask(trust_request_chat_template=True)
-    body = {**body, "tool_choice": "none", "chat_template": template}
+    body = {**body, "tool_choice": "none", "chat_template": "hi"}
     assert client.post("/v1/chat/completions", json=body).status_code == 200
     (thread,) = threads
     assert thread.startswith("asyncio_") == beside  # the executor's
