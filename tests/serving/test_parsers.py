@@ -3,6 +3,7 @@
 # ruff: noqa: RUF001 (the bars are DeepSeek's own)
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -185,3 +186,14 @@ def test_names_are_checked_and_special_tokens_asked_for():
         make_parser(tools="pythonic")
     with pytest.raises(ConfigError, match="reasoning_parser"):
         make_parser(reasoning="r1")
+
+
+@pytest.mark.parametrize("name", TOOL_PARSERS)
+@pytest.mark.parametrize("text", ["word " * 200_000, "<think>" + "so " * 300_000])
+def test_long_answers_are_read_in_no_time(name, text):
+    """They are read in the event loop, where a million characters one by one take seconds."""
+    parser = make_parser(tools=name, reasoning="qwen3")
+    began = time.monotonic()
+    told = [*parser.push(text), *parser.finish()]
+    assert time.monotonic() - began < 0.5
+    assert sum(len(event.text) for event in told) >= 900_000

@@ -4,9 +4,11 @@ import json
 from collections.abc import Callable
 
 from jaxgen.serving.parsers.events import Arguments, Event, ToolCall
-from jaxgen.serving.parsers.reading import Reader, character, drop, next_visible
+from jaxgen.serving.parsers.reading import Reader, character, drop, next_visible, stretch
 
 ARGUMENT_KEYS = ("arguments", "parameters")
+
+_BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
 
 class CallWriter:
@@ -90,24 +92,24 @@ def nested(emit: Callable[[str], None]) -> Reader[None]:
     """Emits an object or array, from behind its opening bracket to its closing one."""
     depth, quoted = 1, False
     while depth:
-        mark = yield from character()
+        mark = yield from stretch('"\\' if quoted else '"{}[]')
         emit(mark)
         if quoted and mark == "\\":
             emit((yield from character()))
         elif mark == '"':
             quoted = not quoted
         elif not quoted:
-            depth += (mark in "{[") - (mark in "}]")
+            depth += _BRACKETS.get(mark, 0)
 
 
 def _string() -> Reader[str | None]:
     """A string from behind its opening quote; None if its escapes are wrong."""
-    raw = ['"']
-    while raw[-1] != '"' or len(raw) == 1:
-        mark = yield from character()
+    raw, mark = ['"'], ""
+    while mark != '"':
+        mark = yield from stretch('"\\')
         raw.append(mark)
         if mark == "\\":
-            raw[-1] += yield from character()
+            raw.append((yield from character()))
     try:
         text = json.loads("".join(raw), strict=False)
     except ValueError:

@@ -1,7 +1,8 @@
-"""Parsers written as if they had the whole text: generators that are sent a character at a time.
+"""Parsers written as if they had the whole text: generators that are sent it from its beginning.
 
 So where the stream is cut cannot matter. What might be the beginning of a marker is held back; the
-end of the text sets it free.
+end of the text sets it free. Answers are long: what holds no character that matters to a reader is
+sent to it at once.
 """
 
 import contextlib
@@ -10,8 +11,11 @@ from typing import ClassVar, Protocol
 
 from jaxgen.serving.parsers.events import Event, coalesced
 
-type Reader[T] = Generator[None, str, T]
-"""A generator that takes characters; "" is the end of the text."""
+type Reader[T] = Generator[str | None, str, T]
+"""A generator that takes pieces of the text; "" is its end.
+
+It yields which characters it must be sent each on its own: those in the string, or all for None.
+"""
 
 
 class Ended(Exception):
@@ -42,14 +46,16 @@ class ReadingParser:
 
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._seen: list[str] = []
         self._reader = self._read()
-        next(self._reader)
+        self._alone = next(self._reader)
 
     def push(self, text: str) -> list[Event]:
         """What is certain now that `text` has come."""
-        for character in text:
-            self._reader.send(character)
+        place = 0
+        while place < len(text):
+            end = _piece_end(text, place, self._alone)
+            self._alone = self._reader.send(text[place:end])
+            place = end
         return self._taken()
 
     def finish(self) -> list[Event]:
@@ -70,9 +76,26 @@ class ReadingParser:
         return coalesced(events)
 
 
+def _piece_end(text: str, place: int, alone: str | None) -> int:
+    """Where the piece ends that begins there: behind one character, or before one of `alone`."""
+    if alone is None or text[place] in alone:
+        return place + 1
+    found = (text.find(character, place) for character in alone)
+    return min((each for each in found if each >= 0), default=len(text))
+
+
 def character() -> Reader[str]:
     """The next character; Ended at the end."""
-    taken = yield
+    return (yield from _piece(None))
+
+
+def stretch(alone: str) -> Reader[str]:
+    """One of the characters `alone`, or text that has none of them; Ended at the end."""
+    return (yield from _piece(alone))
+
+
+def _piece(alone: str | None) -> Reader[str]:
+    taken = yield alone
     if not taken:
         raise Ended
     return taken
@@ -84,7 +107,7 @@ def copy_until(markers: Sequence[str], emit: Callable[[str], None], begun: str =
     No marker may be the beginning of another. begun: characters that were taken before. At the end
     of the text all of it is emitted.
     """
-    held = begun
+    held, firsts = begun, "".join({marker[0] for marker in markers})
     try:
         while True:
             while held and not any(marker.startswith(held) for marker in markers):
@@ -92,7 +115,14 @@ def copy_until(markers: Sequence[str], emit: Callable[[str], None], begun: str =
                 held = held[1:]
             if held in markers:
                 return held
-            held += yield from character()
+            if held:
+                held += yield from character()
+                continue
+            taken = yield from stretch(firsts)
+            if taken in firsts:
+                held = taken
+            else:
+                emit(taken)
     except Ended:
         emit(held)
         raise

@@ -33,11 +33,11 @@ class ToolParser(ReadingParser):
 
 def _recorded(reader: Reader[object], taken: list[str]) -> Reader[None]:
     """`reader`, with a record of all that it takes."""
-    next(reader)
+    alone = next(reader)
     while True:
-        character = yield
-        taken.append(character)
+        piece = yield alone
+        taken.append(piece)
         try:
-            reader.send(character)
+            alone = reader.send(piece)
         except StopIteration:
             return
