@@ -173,7 +173,8 @@ def grow(result: Answered, delta: RequestDelta) -> None:
         grown.text += completion.text
         grown.token_ids += completion.token_ids
         if completion.logprobs is not None:
-            grown.logprobs = (grown.logprobs or []) + completion.logprobs
+            grown.logprobs = [] if grown.logprobs is None else grown.logprobs
+            grown.logprobs += completion.logprobs  # in place: a copy would cost every token more
         if completion.finish_reason is not None:
             grown.finish_reason = str(completion.finish_reason)
             grown.stop_reason = completion.stop_reason

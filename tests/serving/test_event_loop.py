@@ -1,9 +1,13 @@
 """What one request sends may not hold up those of others: the event loop does nothing long."""
 
 import threading
+import time
 
 import pytest
 
+from jaxgen.engine.outputs import TokenLogprob
+from jaxgen.serving.deltas import CompletionDelta, RequestDelta
+from jaxgen.serving.generation import Answered, Grown, grow
 from jaxgen.text.chat_template import ChatTemplate
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -57,3 +61,19 @@ def test_long_conversations_are_written_beside_the_event_loop(ask, monkeypatch, 
     assert client.post("/v1/chat/completions", json=body).status_code == 200
     (thread,) = threads
     assert thread.startswith("asyncio_") == beside  # the executor's
+
+
+def test_a_long_answer_grows_by_what_comes():
+    """With log-probabilities too: forty thousand tokens, one by one."""
+    entry = [TokenLogprob(5, -1.0, ())]
+    delta = RequestDelta(
+        "a", [], 0, None, [CompletionDelta(0, "x", [5], entry, None, None, None)], False
+    )
+    result = Answered(0, None, [Grown()])
+    began = time.monotonic()
+    for _ in range(40_000):
+        grow(result, delta)
+    assert time.monotonic() - began < 2
+    (grown,) = result.completions
+    assert len(grown.text) == len(grown.token_ids) == len(grown.logprobs or ()) == 40_000
+    assert len(entry) == 1
