@@ -43,6 +43,7 @@ class IncrementalDetokenizer:
         self.pieces: list[str] = []
         self.stop: str | None = None
         self._stops = tuple(stop)
+        self._firsts = frozenset(text[0] for text in self._stops)
         self._longest = max((len(text) - 1 for text in self._stops), default=0)
         self._min_tokens = min_tokens
         self._include_stop = include_stop_str_in_output
@@ -81,6 +82,10 @@ class IncrementalDetokenizer:
         return "" if self.done else self._extend(self._spelling.flush(), last=True)
 
     def _extend(self, new: str, *, last: bool) -> str:
+        if not self._held and self._firsts.isdisjoint(new):
+            if new:
+                self.pieces.append(new)
+            return new
         old, pending = len(self._held), self._held + new
         cut = self._stop_in(pending, old) if self._pushed > self._min_tokens else None
         if cut is not None:
