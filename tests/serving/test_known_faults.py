@@ -202,7 +202,7 @@ def test_more_than_the_whole_cache_is_refused_and_nobody_waits_behind_it(golden_
         for n in (1, 2):
             asked = {"prompt": [5] * 60, "max_tokens": 30, "n": n}
             error = error_of(small, "/v1/completions", **asked)
-            assert "60 tokens" in error["message"]
+            assert "81 tokens. The prompt has 60" in error["message"]
         assert small.serving.engine.stats().waiting == small.serving.active == 0
 
 
