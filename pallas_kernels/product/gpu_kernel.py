@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.product.gpu_plan import ROWS, Plan
+from pallas_kernels.product.gpu_plan import ROWS, Plan, swizzle
 
 ACTIVATIONS: Final[dict[str, Callable[[jax.Array], jax.Array]]] = {
     "silu": lambda x: x / (1 + jnp.exp(-x)),
@@ -29,13 +29,10 @@ _BAND = 8  # tiles of tokens that are walked together: their tokens and weights 
 
 
 def _tiles(columns: int, dtype: Any) -> tuple[Any, ...]:
-    """How rows of so many columns lie in shared memory: by the widest swizzle that fits."""
+    """How rows of so many columns lie in shared memory."""
     size = jnp.dtype(dtype).itemsize
-    for bytes_ in (128, 64, 32):
-        if columns * size % bytes_ == 0:
-            tiling = plgpu.TilingTransform((8, bytes_ // size))
-            return tiling, plgpu.SwizzleTransform(bytes_)
-    return ()
+    wide = swizzle(columns, size)
+    return (plgpu.TilingTransform((8, wide // size)), plgpu.SwizzleTransform(wide)) if wide else ()
 
 
 # Jitted so that the layers of a model share one trace and, being equal, one compiled kernel.

@@ -59,6 +59,11 @@ class Plan:
         return min(2, self.columns // self.chunk(size))
 
 
+def swizzle(columns: int, size: int) -> int:
+    """Bytes of the widest swizzle that fits rows of so many numbers of `size` bytes; 0 for none."""
+    return next((each for each in (128, 64, 32) if columns * size % each == 0), 0)
+
+
 def choose(problem: ProductProblem) -> Plan | str:
     """The plan that serves the problem, or why XLA's own product should."""
     if problem.inputs % ROWS or problem.outputs % GRANULE or problem.outputs < 2 * GRANULE:
@@ -95,6 +100,8 @@ def fit(
     room = _SHARED_MEMORY - plan.height * plan.chunk(size) * plan.chunks(size) * size
     slots = min(room // ((plan.height + problem.parts * columns) * depth * 2), 12)
     wrong = problem.inputs % depth or columns > problem.outputs or columns % GRANULE
+    # A row of the result is stored in whole lines of the swizzle, wherever its last tile begins.
+    wrong = wrong or problem.outputs * size % (swizzle(plan.chunk(size), size) or 1)
     if wrong or slots < 2 or (shares_weights and columns % (GRANULE * cluster)):
         return None
     return replace(plan, slots=slots)

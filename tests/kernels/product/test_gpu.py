@@ -75,6 +75,14 @@ def test_lowers_for_cuda_and_is_chosen_there(tokens: int) -> None:
     assert "mosaic_gpu" in _lowered(tokens, (2, 14336, 4096), activation="silu")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "outputs"), [(2048, 29568 // 8), (2048, 10944 // 8), (1024, 10976), (200, 10936)]
+)
+def test_a_shard_of_any_width_lowers_for_cuda(tokens: int, outputs: int) -> None:
+    """Where the last tile begins within a line of shared memory, no kernel can store it."""
+    assert _lowered(tokens, (2, outputs, 4096), activation="silu")
+
+
 def test_shared_tokens_lower_for_cuda() -> None:
     plan = Plan(blocks=2, columns=64, depth=64, slots=4, cluster=2, clusters=66)
     x, weight = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((128, 4096), (1, 4096, 4096)))
