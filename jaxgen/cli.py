@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TextIO
 
+from jaxgen.commands.interrupts import INTERRUPTED, leaving_at_once
 from jaxgen.commands.parser import build_parser
 from jaxgen.commands.terminal import one_line
 from jaxgen.schedule.verdict import SchedulingError
 from jaxgen_checkpoints.errors import CheckpointWarning, RefusedInput
 
-DONE, MISMATCH, REFUSED, INTERRUPTED = 0, 1, 2, 130
+DONE, MISMATCH, REFUSED = 0, 1, 2
 
 MEMORY_FRACTION = "0.95"
 """Of a GPU's memory, for XLA, which takes 75% if nobody says more. What is left is for the driver,
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if not any(name in os.environ for name in _MEMORY_SETTINGS):
         os.environ[_MEMORY_SETTINGS[0]] = MEMORY_FRACTION  # read when JAX meets the device
-    command = import_module(f"jaxgen.commands.{args.command}")
+    with leaving_at_once():
+        command = import_module(f"jaxgen.commands.{args.command}")
     try:
         with _log_to_stderr(), _warnings_as_lines():
             return command.run(args)

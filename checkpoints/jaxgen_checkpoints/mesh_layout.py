@@ -54,9 +54,13 @@ def make_mesh(
     available = list(jax.devices() if devices is None else devices)
     needed = data * expert * tensor
     if needed > len(available):
+        hint = ""
+        if available and available[0].platform == "cpu":
+            flag = f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
+            hint = f", or, to try it on a CPU, have this one counted as {needed}: {flag}"
         raise RefusedInput(
             f"a mesh of data={data}, expert={expert}, tensor={tensor} needs {needed} devices, "
-            f"{len(available)} found; choose smaller sizes"
+            f"{len(available)} found; choose smaller sizes{hint}"
         )
     # A tensor axis may be shorter than an axis of the torus: 8 of a v5p:4x4x4, say.
     grid = create_device_mesh(

@@ -6,6 +6,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from jaxgen.commands.interrupts import leaving_at_once
+
 _MODULES = {
     "latency": "bench_offline",
     "throughput": "bench_offline",
@@ -24,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
     `as_lines`, what people see of it without --json, and `exit_code`. Only that module is
     imported: what loads a server needs no JAX.
     """
-    module = import_module(f"jaxgen.commands.{_MODULES[args.bench]}")
+    with leaving_at_once():
+        module = import_module(f"jaxgen.commands.{_MODULES[args.bench]}")
     result = getattr(module, args.bench)(args)
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     for_people = hasattr(module, "as_lines") and not args.json

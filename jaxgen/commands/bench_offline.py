@@ -9,13 +9,12 @@ from jaxgen.bench.roofline import measure_ceilings
 from jaxgen.bench.startup import run_startup
 from jaxgen.bench.throughput import run_throughput
 from jaxgen.commands.bench_dataset import read_dataset
-from jaxgen.commands.model_config import read_model_config
+from jaxgen.commands.model_config import read_model_config, with_weights
 from jaxgen.commands.opening import limited_options
 from jaxgen.compile_cache import use_compile_cache
 from jaxgen.config import EngineConfig
 from jaxgen.engine.build import build_engine, config_checkpoint, describe
 from jaxgen.engine.engine import InferenceEngine
-from jaxgen.hub import local_model
 from jaxgen.text.checkpoint_tokenizer import checkpoint_tokenizer
 from jaxgen_checkpoints.checkpoint import Checkpoint, open_checkpoint
 from jaxgen_checkpoints.errors import RefusedInput
@@ -88,4 +87,4 @@ def _checkpoint(args: argparse.Namespace) -> Checkpoint:
         )
     if args.hf_overrides:
         raise RefusedInput("--hf-overrides needs --load-format dummy: real weights have one config")
-    return open_checkpoint(local_model(args.model))
+    return open_checkpoint(with_weights(args.model))

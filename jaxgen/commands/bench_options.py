@@ -51,11 +51,11 @@ def _kind(
 
 
 def _latency(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input-len", type=int, default=32, metavar="N")
-    parser.add_argument("--output-len", type=int, default=128, metavar="N")
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N")
-    parser.add_argument("--num-iters-warmup", type=int, default=10, metavar="N")
-    parser.add_argument("--num-iters", type=int, default=30, metavar="N")
+    parser.add_argument("--input-len", type=whole(1), default=32, metavar="N")
+    parser.add_argument("--output-len", type=whole(1), default=128, metavar="N")
+    parser.add_argument("--batch-size", type=whole(1), default=8, metavar="N")
+    parser.add_argument("--num-iters-warmup", type=whole(0), default=10, metavar="N")
+    parser.add_argument("--num-iters", type=whole(1), default=30, metavar="N")
 
 
 def _throughput(parser: argparse.ArgumentParser) -> None:

@@ -4,11 +4,11 @@ import argparse
 from itertools import groupby
 
 from jaxgen.commands.layout_report import ModelReport, WeightReport, report_model
+from jaxgen.commands.model_config import with_weights
 from jaxgen.commands.opening import engine_options
 from jaxgen.commands.terminal import say, say_json, size, table
 from jaxgen.config import EngineConfig
 from jaxgen.engine.build import describe
-from jaxgen.hub import local_model
 from jaxgen_checkpoints.checkpoint import open_checkpoint
 from jaxgen_checkpoints.source import printable_name
 
@@ -18,7 +18,7 @@ MOST_UNUSED = 20
 def run(args: argparse.Namespace) -> int:
     """Prints a table, or one JSON object with every weight."""
     config = EngineConfig.from_any(None, **engine_options(args))
-    described = describe(open_checkpoint(local_model(args.model)), config, policy=args.policy)
+    described = describe(open_checkpoint(with_weights(args.model)), config, policy=args.policy)
     report = report_model(described, config.dtype)
     if args.json:
         say_json({"model": args.model, **report.as_json()})

@@ -1,9 +1,16 @@
 """Ctrl-C between two steps rather than within one: the engine is whole when an answer stops."""
 
+import os
 import signal
+import sys
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Self
+
+INTERRUPTED = 130
+"""The exit code, as shells have it for SIGINT."""
 
 
 class Interrupts:
@@ -32,3 +39,26 @@ class Interrupts:
         if self.stopped:
             raise KeyboardInterrupt
         self.stopped = True
+
+
+@contextmanager
+def leaving_at_once() -> Generator[None]:
+    """Within it Ctrl-C ends the process, with the line and the code of any interrupted command.
+
+    For imports: an exception in the midst of one becomes whatever the library makes of it. Where
+    Ctrl-C is somebody else's (ignored, as under nohup, or handled), it stays theirs.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(sys.stderr.fileno(), b"interrupted\n")
+    os._exit(INTERRUPTED)

@@ -5,10 +5,21 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from jaxgen.hub import local_model
 from jaxgen_checkpoints.errors import RefusedInput
 from jaxgen_checkpoints.json_file import read_json_object
 
 _SHAPES = files("jaxgen.bench") / "shapes"
+
+
+def with_weights(model: str) -> Path:
+    """The local folder or file of a model that has weights. RefusedInput where a shape is named."""
+    if not Path(model).exists() and (_SHAPES / f"{model}.json").is_file():
+        raise RefusedInput(
+            f"{model} is a shape shipped with jaxgen and has no weights: name a checkpoint, or "
+            "add --load-format dummy (bench, serve) for random ones"
+        )
+    return local_model(model)
 
 
 def read_model_config(model: str) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from typing import Any
 
 import jax
 
-from jaxgen.commands.model_config import read_model_config
+from jaxgen.commands.model_config import read_model_config, with_weights
 from jaxgen.compile_cache import use_compile_cache
 from jaxgen.config import EngineConfig
 from jaxgen.engine.build import config_checkpoint
-from jaxgen.hub import local_model
 from jaxgen.opened import OpenedModel, open_model
 from jaxgen_checkpoints.checkpoint import Checkpoint
 from jaxgen_checkpoints.errors import RefusedInput
@@ -66,7 +65,7 @@ def open_for(args: argparse.Namespace, sequences: int) -> OpenedModel:
         )
         tokenizer = tokenizer or (args.model if Path(args.model).is_dir() else None)
     else:
-        model = local_model(args.model)
+        model = with_weights(args.model)
     return open_model(
         model,
         EngineConfig.from_any(None, **limited_options(args, sequences)),

@@ -11,6 +11,7 @@ from jaxgen.commands.bench_options import add_bench
 from jaxgen.commands.mesh_options import add_mesh
 from jaxgen.commands.plan_options import add_plan
 from jaxgen.commands.serve_options import add_serve
+from jaxgen.commands.terminal import say
 
 _MODEL_HELP = "a checkpoint folder, a .gguf file, a snapshot folder, or a hub id (ORG/NAME)"
 
@@ -27,9 +28,33 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
 
+class ShowVersion(argparse.Action):
+    """Prints the version of the installed package and leaves, as argparse's own `version` does.
+
+    It is looked up when it is asked for: that takes longer than `--help`.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and leave")
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        """One line on stdout."""
+        from importlib.metadata import version
+
+        say(f"jaxgen {version('jaxgen')}")
+        parser.exit()
+
+
 def build_parser() -> Parser:
     """The parser of the whole command line; `args.command` names the chosen subcommand."""
     parser = Parser(prog="jaxgen", description="LLM inference in JAX.")
+    parser.add_argument("--version", "-v", action=ShowVersion)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     model, engine, text, sampling = (
         _model_options(),

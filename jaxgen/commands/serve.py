@@ -14,6 +14,7 @@ import jax
 from jaxgen import serving
 from jaxgen.commands.opening import open_for
 from jaxgen.commands.serve_options import API_KEY_VARIABLE
+from jaxgen.compile_cache import program_folder
 from jaxgen.config import DEFAULT_MAX_NUM_SEQS
 from jaxgen.llm import LLM
 from jaxgen.opened import OpenedModel
@@ -24,6 +25,8 @@ from jaxgen_checkpoints.errors import ConfigError
 
 CPU_SEQUENCES = 32
 """Sequences in one step where --max-num-seqs is not given and there is no accelerator."""
+
+logger = logging.getLogger(__name__)
 
 _RENAMED = {
     "served_model_name": "served_model_names",
@@ -49,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         cpu = jax.default_backend() == "cpu"
         opened = open_for(args, sequences=CPU_SEQUENCES if cpu else DEFAULT_MAX_NUM_SEQS)
         settings = server_settings(args, opened)
+        _tell_of_compiling(opened.config.enforce_eager)
         llm = LLM.of(opened, compile_ahead=True)
         engine = serving.AsyncEngine.of(llm, name=args.model)
 
@@ -61,6 +65,15 @@ def run(args: argparse.Namespace) -> int:
     if app.state.serving.preparing:
         _leave_compilers()
     return 0
+
+
+def _tell_of_compiling(eager: bool) -> None:
+    """Why a first start takes minutes, and where later ones find what it made."""
+    if eager:
+        return
+    folder = program_folder()
+    kept = "" if folder is None else f"; programs are kept in {folder}"
+    logger.info("every step is compiled before the first request%s", kept)
 
 
 def _leave_compilers() -> None:

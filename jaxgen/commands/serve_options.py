@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from jaxgen.commands.bench_values import json_object
+from jaxgen.commands.bench_values import json_object, number, whole
 from jaxgen.commands.peer_options import add_peer_options
 
 API_KEY_VARIABLE = "JAXGEN_API_KEY"
@@ -50,7 +50,7 @@ def _listening(group: Any) -> None:  # noqa: ANN401
     group.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
     group.add_argument(
         "--shutdown-timeout",
-        type=float,
+        type=number(),
         metavar="SECONDS",
         help="what runs may take so long after SIGTERM; default 30",
     )
@@ -93,7 +93,7 @@ def _model(group: Any) -> None:  # noqa: ANN401
         help='allow tool_choice "auto"; needs --tool-call-parser',
     )
     group.add_argument(
-        "--tool-call-parser", metavar="NAME", help="hermes, llama3_json, mistral, deepseek_v3"
+        "--tool-call-parser", metavar="NAME", help="hermes, qwen, llama3_json, mistral, deepseek_v3"
     )
     group.add_argument("--reasoning-parser", metavar="NAME", help="deepseek_r1, qwen3")
 
@@ -128,14 +128,14 @@ def _defaults(group: Any) -> None:  # noqa: ANN401
 def _limits(group: Any) -> None:  # noqa: ANN401
     group.add_argument(
         "--max-num-queued-reqs",
-        type=int,
+        type=whole(1),
         metavar="N",
         dest="max_queued_requests",
         help="requests that may wait; more are told to come back (503)",
     )
     group.add_argument(
         "--max-request-bytes",
-        type=int,
+        type=whole(1),
         metavar="N",
         dest="max_body_bytes",
         help="of a request's body",

@@ -138,12 +138,13 @@ class Programs:
         for key, program in kept.items():
             self._programs[key] = made[key].result() if program is None else program
         self.seconds += time.monotonic() - began
-        logger.info(
-            "%d programs compiled and %d read in %.1f s",
-            len(made),
-            len(wanted) - len(made),
-            time.monotonic() - began,
-        )
+        if wanted:
+            logger.info(
+                "%d programs compiled and %d read in %.1f s",
+                len(made),
+                len(wanted) - len(made),
+                time.monotonic() - began,
+            )
 
     def temporary_bytes(self, bucket: Bucket, *, beside: Iterable[Draw] = ()) -> int:
         """Bytes that steps of a bucket need beside weights, cache and logits, on one device.

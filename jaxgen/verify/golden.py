@@ -42,7 +42,11 @@ def _read_arrays(path: Path) -> Mapping[str, np.ndarray]:
     except FileNotFoundError as error:
         raise RefusedInput(f"--golden {path}: there is no such file") from error
     except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise RefusedInput(f"--golden {path}: not an .npz file: {error}") from error
+        # numpy takes what it does not know for a pickle, and would have its reader load that.
+        raise RefusedInput(
+            f"--golden {path}: not an .npz file, or a damaged one: expected the expected.npz of a "
+            "recorded fixture"
+        ) from error
 
 
 def _prompt(arrays: Mapping[str, np.ndarray], number: int, bound: float) -> RecordedPrompt:

@@ -1,5 +1,6 @@
 """The commands on a tiny model: what they print, how they end, and what they refuse."""
 
+import importlib.metadata
 import io
 import json
 import signal
@@ -190,10 +191,18 @@ def test_op_by_op_gives_the_same_tokens(run, bad_dir):
             "one device",
         ),
         (("inspect", "M", "--tensor-parallel-size", "64"), "needs 64 devices"),
+        (("inspect", "M", "--tensor-parallel-size", "64"), "host_platform_device_count=64"),
         (("inspect", "M", "--temperature", "1"), "unrecognized"),
         (("convert", "M", "M"), "new or empty folder"),
         (("verify", "M", "--golden", "nothing.npz"), "nothing.npz"),
+        (("verify", "M", "--golden", __file__), "not an .npz file, or a damaged one: expected"),
         (("verify", "M", "--golden", "x", "--prompt", "a"), "--golden"),
+        (("generate", "llama-3.1-8b", "--prompt", "a"), "has no weights: name a checkpoint"),
+        (("inspect", "llama-3.1-8b"), "has no weights: name a checkpoint"),
+        (("bench", "latency", "--model", "llama-3.1-8b"), "--load-format dummy"),
+        (("bench", "latency", "--model", "M", "--batch-size", "0"), "--batch-size"),
+        (("serve", "M", "--max-num-queued-reqs", "-1"), "--max-num-queued-reqs"),
+        (("serve", "M", "--shutdown-timeout", "-1"), "--shutdown-timeout"),
         (("inspect", "no/such/path"), "no such path"),
         (("inspect", "missing.gguf"), "missing.gguf"),
         (("nonsense",), "invalid choice"),
@@ -226,6 +235,33 @@ def test_interrupted(run, llama, monkeypatch):
 
     monkeypatch.setattr(generate, "run", interrupt)
     assert run("generate", llama, "--prompt", "a").code == 130
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [("'inspect', 'M'", "inspect"), ("'bench', 'host'", "bench_simulate")],
+)
+def test_ctrl_c_while_modules_are_imported_is_one_line(words, module, tmp_path):
+    """The module of a command stands for JAX's, which take seconds and hide interrupts."""
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal\n"
+        "try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt: raise ImportError('an error while initializing') from None\n"
+    )
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"import jaxgen.commands; jaxgen.commands.__path__.insert(0, {str(tmp_path)!r})\n"
+        f"from jaxgen.cli import main; main([{words}])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, b"interrupted\n")
+
+
+def test_the_version_is_the_installed_one(run):
+    result = run("--version")
+    assert result.code == 0
+    assert result.out == f"jaxgen {importlib.metadata.version('jaxgen')}\n"
 
 
 def test_ctrl_c_is_heard_once_then_interrupts():
