@@ -10,12 +10,10 @@ from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.engine.outputs import RequestOutput
 from jaxgen.opened import OpenedModel, open_model
+from jaxgen.prompts import PlainPrompt, Prompt, as_batch, plain_prompt
 from jaxgen.sampling import SamplingParams
 from jaxgen.text.tokenizer import Tokenizer
 from jaxgen_checkpoints.errors import RefusedInput
-
-type Prompt = str | Sequence[int]
-"""Text, or token ids that are used as they are."""
 
 
 class LLM:
@@ -102,10 +100,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """One output a prompt, in order. Sampling params for all, or one for each.
 
-        A prompt is text or token ids. Raises before anything is computed for a request that can
-        never be served.
+        A prompt is text, token ids, or vLLM's object around either. Raises before anything is
+        computed for a request that can never be served.
         """
-        batch = _as_batch(prompts)
+        batch = as_batch(prompts)
         params = self._params_for(batch, sampling_params)
         outputs = self._submit(batch, params)
         try:
@@ -124,7 +122,8 @@ class LLM:
 
         Streams that are read in turns share the engine's steps.
         """
-        (output,) = self._submit([prompt], self._params_for([prompt], sampling_params))
+        batch = [plain_prompt(prompt)]
+        (output,) = self._submit(batch, self._params_for(batch, sampling_params))
         told = 0
         try:
             while not output.finished or told < _length(output):
@@ -152,7 +151,7 @@ class LLM:
 
     def _params_for(
         self,
-        batch: Sequence[Prompt],
+        batch: Sequence[PlainPrompt],
         given: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
@@ -162,7 +161,7 @@ class LLM:
         return list(given)
 
     def _submit(
-        self, batch: Sequence[Prompt], params: Sequence[SamplingParams]
+        self, batch: Sequence[PlainPrompt], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
         """Queues all prompts, or none."""
         loop, outputs = self._own_loop(), list[RequestOutput]()
@@ -177,15 +176,6 @@ class LLM:
                 self._loop.abort(output.request_id)
             raise
         return outputs
-
-
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, where one prompt alone is text or a list of integers."""
-    if isinstance(prompts, str):
-        return [prompts]
-    listed: list[Any] = list(prompts)
-    one_prompt = not any(isinstance(entry, str) or hasattr(entry, "__len__") for entry in listed)
-    return [listed] if listed and one_prompt else listed
 
 
 def _length(output: RequestOutput) -> int:

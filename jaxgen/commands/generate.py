@@ -14,7 +14,8 @@ from jaxgen.commands.terminal import note, say, say_json
 from jaxgen.commands.timing import Timing, measure
 from jaxgen.config import DEFAULT_MAX_NUM_SEQS
 from jaxgen.engine.outputs import CompletionOutput, FinishReason, RequestOutput
-from jaxgen.llm import LLM, Prompt
+from jaxgen.llm import LLM
+from jaxgen.prompts import PlainPrompt
 from jaxgen_checkpoints.errors import RefusedInput
 
 USUAL_TOKENS = 128
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prompts(args: argparse.Namespace) -> list[Prompt]:
+def _prompts(args: argparse.Namespace) -> list[PlainPrompt]:
     if args.prompt is not None:
         return list(args.prompt)
     if args.prompt_token_ids is not None:
@@ -72,7 +73,7 @@ def _refuse_failed(outputs: Sequence[RequestOutput]) -> None:
 
 
 def _print_texts(
-    prompts: Sequence[Prompt], outputs: Sequence[RequestOutput], *, with_text: bool
+    prompts: Sequence[PlainPrompt], outputs: Sequence[RequestOutput], *, with_text: bool
 ) -> None:
     """One continuation is printed as it is; several have a header each."""
     several = sum(len(output.outputs) for output in outputs) > 1
@@ -88,7 +89,7 @@ def _print_texts(
 
 
 def _print_json(
-    model: str, prompts: Sequence[Prompt], outputs: Sequence[RequestOutput], timing: Timing
+    model: str, prompts: Sequence[PlainPrompt], outputs: Sequence[RequestOutput], timing: Timing
 ) -> None:
     listed = [
         {
