@@ -6,7 +6,7 @@ import time
 
 from jaxgen.commands.compile_clock import CompileClock
 from jaxgen.commands.conversation import Conversation
-from jaxgen.commands.interrupts import Interrupts
+from jaxgen.commands.interrupts import INTERRUPTED, Interrupts
 from jaxgen.commands.opening import open_for
 from jaxgen.commands.terminal import note, say
 from jaxgen.commands.timing import measure
@@ -29,8 +29,10 @@ def run(args: argparse.Namespace) -> int:
         voice = Voice(LLM.of(opened), clock, time.perf_counter() - began)
         if args.prompt is None:
             return _talk(conversation, voice)
-        voice.answer(conversation)
-        return 0
+        whole = voice.answer(conversation)
+    if not whole:
+        note("interrupted")
+    return 0 if whole else INTERRUPTED
 
 
 class Voice:
@@ -41,8 +43,8 @@ class Voice:
         self._clock = clock
         self._load_seconds: float | None = load_seconds  # told with the first answer
 
-    def answer(self, conversation: Conversation) -> None:
-        """Streams the answer, then a line of timings on stderr. Ctrl-C stops the answer.
+    def answer(self, conversation: Conversation) -> bool:
+        """Streams the answer, then a line of timings on stderr. False where Ctrl-C stopped it.
 
         RefusedInput if the model's answer is no text at all.
         """
@@ -72,6 +74,7 @@ class Voice:
         )
         self._load_seconds = None
         note(timing.line())
+        return not interrupts.stopped
 
 
 def _talk(conversation: Conversation, voice: Voice) -> int:

@@ -49,9 +49,15 @@ class Client:
         """One Response a prompt, in order; the server has each done by its least busy replica.
 
         streaming_fn: called with one Response for each new piece of text, for one prompt; nothing
-        is returned then. RefusedInput for what the server refuses, ConnectionError if it is gone.
+        is returned then. RefusedInput for what the server refuses, ConnectionError if it is gone
+        or this client closed.
         """
         read_params(params)  # wrong names are refused here, before anything is sent
+        if self._http.is_closed:
+            raise ConnectionError(
+                f"this client of deployment {self.name!r} is closed: jaxgen.client gives another "
+                "one, jaxgen.serve starts the deployment anew if it was terminated"
+            )
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if streaming_fn is not None:
             if len(texts) != 1:

@@ -142,6 +142,23 @@ def test_chat_answers_and_leaves(run, llama):
         assert part in timing
 
 
+def test_an_answer_that_ctrl_c_stops_is_no_success(run, llama, monkeypatch):
+    from jaxgen.commands import chat
+
+    def say_and_interrupt(text="", *, end="\n"):
+        say(text, end=end)
+        if text and not end:  # a piece of the answer
+            signal.raise_signal(signal.SIGINT)
+
+    say = chat.say
+    monkeypatch.setattr(chat, "say", say_and_interrupt)
+    result = run("chat", llama, "--prompt", "Hi", "--max-tokens", 60, "--ignore-eos", *SMALL)
+    assert result.code == 130
+    assert len(result.out) > 1
+    assert result.lines("interrupted")
+    assert int(result.lines("[")[0].partition("prompt and ")[2].split()[0]) < 60
+
+
 def test_chat_talks_until_exit(run, llama, monkeypatch):
     lines = "Hi\n\n" + "long " * 99 + "\nAnd?\n/exit\nnever\n"
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))

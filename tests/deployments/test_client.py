@@ -142,8 +142,11 @@ def locked(golden_dir, tmp_path, monkeypatch):
 def test_who_has_no_key_ends_a_deployment_all_the_same(locked, monkeypatch):
     stopped = []
     monkeypatch.setattr(sys.modules[Client.__module__], "stop", stopped.append)
-    client("locked").terminate_server()
+    ended = client("locked")
+    ended.terminate_server()
     assert stopped == [7]
+    with pytest.raises(ConnectionError, match=r"'locked' is closed: jaxgen\.client gives another"):
+        ended(["hi"])
     with pytest.raises(DeploymentNotFound):
         client("locked")
 
