@@ -108,8 +108,9 @@ def server_settings(args: argparse.Namespace, opened: OpenedModel) -> "serving.S
 def _client_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Of ServerSettings' fields those that need no model."""
     given = _given(args, serving.ServerSettings)
-    keys = [*given.pop("api_keys", ()), *os.environ.get(API_KEY_VARIABLE, "").split(",")]
-    given["api_keys"] = tuple(key for key in keys if key)
+    # An empty --api-key, a shell's unset variable, is refused; without any the server is open.
+    known = (key for key in os.environ.get(API_KEY_VARIABLE, "").split(",") if key)
+    given["api_keys"] = (*given.get("api_keys", ()), *known)
     given["served_model_names"] = given.get("served_model_names") or (args.model,)
     return given
 

@@ -68,8 +68,9 @@ class ServerSettings:
         clash = [name for name in SETTLED_BY_REQUEST if name in self.chat_template_defaults]
         if clash:
             raise ConfigError(f"chat_template_defaults must not hold {clash[0]}: requests have it")
-        if not all(self.api_keys):
-            raise ConfigError("api_keys must not be empty strings")
+        for name in ("api_keys", "served_model_names"):
+            if not all(getattr(self, name)):
+                raise ConfigError(f"{name} must not be empty strings")
         if self.root_path and not self.root_path.startswith("/"):
             raise ConfigError(f"root_path must begin with /, got {self.root_path!r}")
         least = {

@@ -220,6 +220,8 @@ def test_op_by_op_gives_the_same_tokens(run, bad_dir):
         (("bench", "latency", "--model", "M", "--batch-size", "0"), "--batch-size"),
         (("serve", "M", "--max-num-queued-reqs", "-1"), "--max-num-queued-reqs"),
         (("serve", "M", "--shutdown-timeout", "-1"), "--shutdown-timeout"),
+        (("serve", "M", "--port", "0", "--api-key", ""), "api_keys must not be empty"),
+        (("serve", "M", "--port", "0", "--served-model-name", ""), "names must not be empty"),
         (("inspect", "no/such/path"), "no such path"),
         (("inspect", "missing.gguf"), "missing.gguf"),
         (("nonsense",), "invalid choice"),
