@@ -86,7 +86,8 @@ def run(
     local, _, ffn, model = gate_up.shape
     experts, shares = experts[:, :top_k], shares[:, :top_k]
     if plan is None:
-        sizes = *experts.shape, local, model, ffn
+        tokens, visited = experts.shape
+        sizes = tokens, visited, local, model, ffn
         problem = ExpertsProblem(*sizes, x.dtype, gate_up.dtype, gate, spread)
         plan = plan_for(problem)
         if plan is None:
