@@ -253,7 +253,9 @@ def _fill_padding(at: Worker) -> None:
         @pl.when(refs.items[item, BLOCKS] == 0)
         def _zero() -> None:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            line[...] = plgpu.layout_cast(jnp.zeros(line.shape, problem.dtype), TILE)
+            line[...] = plgpu.layout_cast(
+                jnp.zeros(line.shape, problem.dtype), copy_layout(problem)
+            )
             plgpu.commit_smem()
             group, token = problem.group, refs.items[item, TOKEN]
             for head in range(problem.kv_heads):

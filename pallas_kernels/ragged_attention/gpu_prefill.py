@@ -221,7 +221,7 @@ def _zero_padding(problem: Problem, plan: PrefillPlan, refs: Any, sm: Any) -> No
         line = refs.lines.at[0, 0]
         nothing = jnp.zeros((ROWS, problem.head_dim), problem.dtype)
         rows = flat(problem, line)
-        rows[...] = plgpu.layout_cast(nothing, TILE)
+        rows[...] = plgpu.layout_cast(nothing, copy_layout(problem))
         plgpu.commit_smem()
 
         @pl.loop(0, (padding - sm + plan.sms - 1) // plan.sms)

@@ -103,9 +103,14 @@ def _abstract(tokens: int, rows: int, heads: int, kv_heads: int, dim: int) -> tu
     return q, new, new, pages, RaggedRows(*[ints(rows)] * 3, ints(rows, 8), ints())
 
 
-@pytest.mark.parametrize(("tokens", "dim"), [(8, 128), (256, 64)], ids=["decode", "mixed"])
-def test_lowers_for_cuda_and_is_chosen_there(tokens: int, dim: int) -> None:
-    args = _abstract(tokens, 8, 8, 2, dim)
+@pytest.mark.parametrize(
+    ("tokens", "kv_heads", "dim"),
+    [(8, 2, 128), (256, 2, 64), (8, 4, 256), (256, 4, 256)],
+    ids=["decode", "mixed", "wide decode", "wide mixed"],
+)
+@pytest.mark.timeout(120)  # Mosaic can search for layouts without end
+def test_lowers_for_cuda_and_is_chosen_there(tokens: int, kv_heads: int, dim: int) -> None:
+    args = _abstract(tokens, 8, 8, kv_heads, dim)
     with dispatch.lowering_for("cuda"):
         traced = jax.jit(lambda *a: ragged_attention(*a, scale=0.1)).trace(*args)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
