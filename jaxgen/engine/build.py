@@ -133,7 +133,7 @@ def build_engine(
     is left for a cache: before a weight is read, unless compile_ahead.
     """
     frame = Frame(described.shapes(config.dtype), config)
-    if compile_ahead:
+    if compile_ahead and not config.enforce_eager:  # op by op nothing is compiled beforehand
         with frame.ahead() as ahead:
             loaded = load_model(described, config.dtype, load_format=load_format)
             sized = ahead.sized()

@@ -6,6 +6,7 @@ import pytest
 
 from jaxgen.config import EngineConfig
 from jaxgen.engine import build
+from jaxgen.engine.frame import Frame
 from jaxgen.engine.program_keys import Sizes, draws, generation_programs
 from jaxgen.engine.program_store import ProgramStore
 from jaxgen.engine.programs import Programs
@@ -71,6 +72,11 @@ def test_where_weights_cannot_be_loaded_nothing_compiles_on(opened, monkeypatch)
     thread.join(60)
     assert not thread.is_alive()
     assert len(lowered) == 1
+
+
+def test_steps_that_run_op_by_op_are_not_compiled_ahead(opened, monkeypatch):
+    monkeypatch.delattr(Frame, "ahead")
+    assert LLM.of(opened(enforce_eager=True), compile_ahead=True).engine.config.enforce_eager
 
 
 @pytest.mark.parametrize("ahead", [False, True])
