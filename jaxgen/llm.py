@@ -12,6 +12,7 @@ from jaxgen.engine.outputs import RequestOutput
 from jaxgen.opened import OpenedModel, open_model
 from jaxgen.prompts import PlainPrompt, Prompt, as_batch, plain_prompt
 from jaxgen.sampling import SamplingParams
+from jaxgen.schedule.order import longest_first
 from jaxgen.text.tokenizer import Tokenizer
 from jaxgen_checkpoints.errors import RefusedInput
 
@@ -100,6 +101,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """One output a prompt, in order. Sampling params for all, or one for each.
 
+        Long answers (by max_tokens) begin first: the last ones to end are then many, not few.
+
         A prompt is text, token ids, or vLLM's object around either. Raises before anything is
         computed for a request that can never be served.
         """
@@ -163,19 +166,20 @@ class LLM:
     def _submit(
         self, batch: Sequence[PlainPrompt], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
-        """Queues all prompts, or none."""
-        loop, outputs = self._own_loop(), list[RequestOutput]()
+        """Queues all prompts, or none, those that may be answered at the greatest length first."""
+        loop, outputs = self._own_loop(), dict[int, RequestOutput]()
+        first, self._next_id = self._next_id, self._next_id + len(batch)
         try:
-            for prompt, asked in zip(batch, params, strict=True):
+            for index in longest_first([asked.max_tokens for asked in params]):
+                prompt, asked, name = batch[index], params[index], str(first + index)
                 text = prompt if isinstance(prompt, str) else None
                 ids = self.need_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
-                name, self._next_id = str(self._next_id), self._next_id + 1
-                outputs.append(loop.submit(name, ids, asked, prompt=text))
+                outputs[index] = loop.submit(name, ids, asked, prompt=text)
         except (RuntimeError, ValueError):
-            for output in outputs:
+            for output in outputs.values():
                 self._loop.abort(output.request_id)
             raise
-        return outputs
+        return [outputs[index] for index in range(len(batch))]
 
 
 def _length(output: RequestOutput) -> int:

@@ -9,6 +9,7 @@ from jaxgen.bench.workload import BenchRequest
 from jaxgen.engine.engine import InferenceEngine
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.sampling import SamplingParams
+from jaxgen.schedule.order import longest_first
 
 
 def run_throughput(
@@ -16,12 +17,15 @@ def run_throughput(
     requests: Sequence[BenchRequest],
     progress: list[Progress] | None = None,
 ) -> dict[str, Any]:
-    """vLLM's keys, output tokens per second beside them, and where the host's time went.
+    """vLLM's keys, and output tokens per second beside them.
+
+    Requests begin in the order in which `LLM.generate` has them begin.
 
     progress: gets an entry for each step.
     """
     loop = GenerationLoop(engine)
-    for index, request in enumerate(requests):
+    for index in longest_first([request.output_len for request in requests]):
+        request = requests[index]
         params = SamplingParams(
             temperature=0.0, max_tokens=request.output_len, ignore_eos=True, detokenize=False
         )

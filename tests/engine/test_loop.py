@@ -277,3 +277,18 @@ def test_text_and_ids_and_their_params(served):
     assert llm.generate([], greedy()) == []
     with pytest.raises(RefusedInput, match="2 prompts were given 1 sampling params"):
         llm.generate(["a", "b"], [greedy()])
+
+
+def test_whoever_may_be_answered_longest_begins_and_outputs_stay_in_order(served):
+    several = [PROMPTS[index] for index in (0, 1, 2, 3, 0, 1)]  # four run at once
+    lengths = (2, 3, 5, 24, 6, 24)
+    outputs = served.llm.generate(several, [greedy(max_tokens=length) for length in lengths])
+    for index, output in zip((0, 1, 2, 3, 0, 1), outputs, strict=True):
+        said = output.outputs[0].token_ids
+        assert said == served.alone[index].token_ids[: len(said)]
+    assert tuple(len(output.outputs[0].token_ids) for output in outputs) == lengths
+    assert [output.request_id for output in outputs] == sorted(
+        (output.request_id for output in outputs), key=int
+    )
+    begun = [output.times.first_scheduled for output in outputs]
+    assert max(begun[2:]) < min(begun[:2])

@@ -11,6 +11,7 @@ from jaxgen.ragged.prefix_cache import PrefixCache
 from jaxgen.ragged.sequence import CacheGroup
 from jaxgen.ragged.state import StateManager
 from jaxgen.schedule.limits import Limits
+from jaxgen.schedule.order import longest_first
 from jaxgen.schedule.simulate import Arrival, CostModel, replay
 
 COST = CostModel(base=4e-3, per_token=25e-6, per_kv_token=30e-9)
@@ -115,3 +116,15 @@ def test_the_command_tells_the_same_as_json_and_in_lines(capsys, tmp_path):
     trace.write_text('{"arrival": 1}')
     assert main(options) == 2
     assert "line 1: expected" in capsys.readouterr().err
+
+
+def test_a_batch_ends_sooner_if_long_answers_begin_it():
+    chance = np.random.default_rng(0)
+    prompts, answers = chance.integers(32, 256, size=128), chance.integers(16, 128, size=128)
+    arrivals = [Arrival(0.0, [5] * int(p), int(a)) for p, a in zip(prompts, answers, strict=True)]
+    ordered = [arrivals[index] for index in longest_first([each.max_tokens for each in arrivals])]
+    come, longest = (
+        max(outcome.token_times[-1] for outcome in served(each, sequences=32).outcomes)
+        for each in (arrivals, ordered)
+    )
+    assert longest < 0.95 * come
