@@ -33,15 +33,13 @@ class Operation:
     """One operation: its implementations by name, and the kernels to try on each platform.
 
     modules: implementation name -> importable module. kernels: platform -> names, best first.
-    fallback: what runs where no kernel fits; it serves everything. unproven: kernels that run only
-    if they are asked for by name, since no card has yet run what is there.
+    fallback: what runs where no kernel fits; it serves everything.
     """
 
     name: str
     modules: Mapping[str, str]
     kernels: Mapping[str, tuple[str, ...]]
     fallback: str
-    unproven: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def choose(self, problem: Any, implementation: str | None = None) -> ModuleType:  # noqa: ANN401
         """The implementation for this problem, whose str() names its shape.
@@ -72,7 +70,6 @@ class Operation:
         names = self.kernels.get(target_platform(), ())
         asked = _chosen.get().get(self.name)
         if asked is not None:
-            names += self.unproven.get(target_platform(), ())
             return asked in names and self._load(asked).unsupported(problem) is None
         return any(self._load(name).unsupported(problem) is None for name in names)
 

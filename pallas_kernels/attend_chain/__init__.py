@@ -21,9 +21,8 @@ _OPERATION = Operation(
         "reference": "pallas_kernels.attend_chain.reference",
         "gpu": "pallas_kernels.attend_chain.gpu",
     },
-    kernels={},
+    kernels={"cuda": ("gpu",)},
     fallback="reference",
-    unproven={"cuda": ("gpu",)},
 )
 
 

@@ -22,9 +22,8 @@ _OPERATION = Operation(
         "reference": "pallas_kernels.attend_mixture.reference",
         "gpu": "pallas_kernels.attend_mixture.gpu",
     },
-    kernels={},
+    kernels={"cuda": ("gpu",)},
     fallback="reference",
-    unproven={"cuda": ("gpu",)},
 )
 
 

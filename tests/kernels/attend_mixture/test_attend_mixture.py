@@ -131,8 +131,6 @@ def _served(**change: int) -> bool:
 def test_serves_one_short_row_of_what_the_kernel_knows() -> None:
     assert not _served()  # on the platform of the tests
     with dispatch.lowering_for("cuda"):
-        assert not _served()  # only for who asks
-    with dispatch.lowering_for("cuda"), dispatch.using(attend_mixture="gpu"):
         assert _served()
         assert not _served(blocks=512)
         assert not _served(head_dim=64)
