@@ -20,6 +20,7 @@ from jaxgen.engine.memory import (
     plan_blocks,
 )
 from jaxgen.engine.model import Model
+from jaxgen.engine.pages import abstract_pages
 from jaxgen.engine.program_keys import ProgramKey, Sizes, draws, generation_programs
 from jaxgen.engine.program_store import ProgramStore
 from jaxgen.engine.programs import Programs
@@ -29,6 +30,8 @@ from jaxgen.ragged.sequence import CacheGroup
 from jaxgen.sampling import Demand, compiled_demands
 from jaxgen_checkpoints.errors import ConfigError
 from jaxgen_models.policy import InferencePolicy
+from pallas_kernels.attend_chain import longest_context as attended_in_chain
+from pallas_kernels.pages import KVPages
 
 DEFAULT_BLOCK_SIZE = 64
 
@@ -56,6 +59,7 @@ class Frame:
             max_rows=config.max_num_seqs,
             max_blocks=-(-self.max_context // self.block_size),
             smallest_mixed=smallest_mixed(self._device.platform),
+            short_blocks=short_blocks(model, self.block_size),
         )
         check_block_tables(self.buckets)
         self._model = model
@@ -150,6 +154,16 @@ def smallest_mixed(platform: str) -> int:
     and each size costs seconds of compiling.
     """
     return SMALLEST_MIXED if platform == "cpu" else 64
+
+
+def short_blocks(model: Model, block_size: int) -> int | None:
+    """Blocks of the longest row whose attention begins its layers' kernels; None if none does."""
+    if model.mesh.size > 1:
+        return None
+    pages = abstract_pages(model, (1,) * len(model.policy.cache_windows), block_size)
+    tokens = [attended_in_chain(each) for each in pages if isinstance(each, KVPages)]
+    least = min((each for each in tokens if each is not None), default=None)
+    return None if least is None else least // block_size
 
 
 def longest_context(model: Model | InferencePolicy, config: EngineConfig) -> int:

@@ -67,6 +67,7 @@ class Buckets:
         max_blocks: int,
         row_alignment: int = 1,
         smallest_mixed: int = SMALLEST_MIXED,
+        short_blocks: int | None = None,
     ) -> "Buckets":
         """Buckets for batches of at most max_tokens tokens (padding not counted) and max_rows rows.
 
@@ -74,6 +75,8 @@ class Buckets:
         max_rows: fewer than twice the rows needed.
         Where many rows of max_blocks make a large table there is one more, as wide as a small table
         allows: long contexts are the exception. Mixed steps take long enough to hide theirs.
+        short_blocks: the widest table of one row that a faster kernel serves, which is a bucket of
+        its own; None where there is no such kernel.
         Tokens of mixed buckets are powers of two from smallest_mixed, from 256 on also halfway
         between them and from 512 on at the first quarter, then the most that alignment can make of
         max_tokens: fewer than twice the tokens needed (spans aligned), or the smallest. Their rows
@@ -89,7 +92,7 @@ class Buckets:
         decode = tuple(
             Bucket(rows * row_alignment, rows, blocks, decode=True)
             for rows in _sizes(1, max_rows, MANY_ROWS)
-            for blocks in sorted({min(max_blocks, max(1, SMALL_TABLE // rows)), max_blocks})
+            for blocks in _widths(rows, max_blocks, short_blocks if rows == 1 else None)
         )
         padded = max_tokens + (row_alignment - 1) * max_rows
         most = padded // row_alignment * row_alignment
@@ -144,6 +147,12 @@ class Buckets:
             f"{rows} rows with {tokens} tokens (spans aligned to {self.row_alignment}) exceed the "
             f"largest bucket, {kind[-1].rows} rows with {kind[-1].tokens} tokens."
         )
+
+
+def _widths(rows: int, max_blocks: int, short_blocks: int | None) -> list[int]:
+    """Of the block tables of so many rows."""
+    narrow = SMALL_TABLE // rows, short_blocks or max_blocks
+    return sorted({max_blocks, *(min(max_blocks, max(1, blocks)) for blocks in narrow)})
 
 
 def _doubling(first: int, last: int) -> list[int]:

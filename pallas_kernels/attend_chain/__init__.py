@@ -6,11 +6,13 @@ layer's products, their weights stream meanwhile.
 
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import layer_chain, qkv_attention
 from pallas_kernels.attend_chain.checks import AttendProblem, check
-from pallas_kernels.dispatch import Operation
+from pallas_kernels.dispatch import Operation, target_platform
+from pallas_kernels.hopper import wrong_device
 from pallas_kernels.layer_chain import ChainWeights
 from pallas_kernels.pages import KVPages, RaggedRows
 from pallas_kernels.rope_write.heads import HeadNorms, Rotation
@@ -101,4 +103,18 @@ def has_kernel(
     )
 
 
-__all__ = ["AttendProblem", "attend_chain", "has_kernel"]
+def longest_context(pages: KVPages) -> int | None:
+    """The most tokens that one row's block table may hold for its attention to begin its layer's
+    kernel, where the layer is a chain; None if such pages never do. pages: a layer's, or shapes.
+    """
+    if target_platform() != "cuda" or wrong_device() or pages.keys.dtype != jnp.bfloat16:
+        return None
+    # Imported here: Pallas's GPU side takes most of a second to import.
+    from pallas_kernels.attend_chain import gpu_arrays
+
+    if pages.head_dim != gpu_arrays.HEAD or pages.page_size % gpu_arrays.BLOCK:
+        return None
+    return gpu_arrays.longest_context(pages.kv_heads)
+
+
+__all__ = ["AttendProblem", "attend_chain", "has_kernel", "longest_context"]

@@ -33,9 +33,14 @@ def unsupported(problem: QKVProblem, context: int) -> str | None:
         return "scores have a bias by distance"
     if turn.kv_heads > sms:
         return f"{turn.kv_heads} KV heads are more than {sms} multiprocessors"
-    if turn.kv_heads * -(-context // BLOCK) > _BLOCKS * sms:
+    if context > longest_context(turn.kv_heads):
         return f"contexts of up to {context} take decode's own kernel"
     return None
+
+
+def longest_context(kv_heads: int) -> int:
+    """Tokens of the longest context that begins a kernel; of more, decode's own is faster."""
+    return _BLOCKS * multiprocessors() // kv_heads * BLOCK
 
 
 def attention_of(

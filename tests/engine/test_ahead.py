@@ -15,6 +15,7 @@ from jaxgen.llm import LLM
 from jaxgen.opened import open_model
 from jaxgen.sampling import Demand, SamplingParams
 from jaxgen_checkpoints.errors import CheckpointError, RefusedInput
+from pallas_kernels.dispatch import lowering_for
 
 LIMITS = {
     **{"dtype": "float32", "max_num_seqs": 1, "max_num_batched_tokens": 8},
@@ -85,6 +86,26 @@ def test_no_room_for_a_cache_is_refused(opened, monkeypatch, ahead):
         monkeypatch.delattr(build, "load_model")  # no weight is read
     with pytest.raises(RefusedInput, match="no memory is left for the KV cache"):
         LLM.of(opened(kv_cache_memory_bytes=1), compile_ahead=ahead)
+
+
+def test_a_short_row_has_a_bucket_where_a_kernel_serves_it():
+    shape = {
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"},
+        **{"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 1},
+        **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 512},
+        "max_position_embeddings": 2**14,
+    }
+
+    def widths(**options):
+        config = EngineConfig.from_any(options)
+        model = build.describe(build.config_checkpoint(shape), config).shapes(config.dtype)
+        return [bucket.blocks for bucket in Frame(model, config).buckets if bucket.rows == 1]
+
+    assert widths() == [256]
+    with lowering_for("cuda"):
+        assert widths() == [132, 256]
+        assert widths(dtype="float16") == widths(tensor_parallel_size=2) == [256]
+        assert widths(max_model_len=4096) == [64]
 
 
 def test_draws_are_kept_when_the_cache_gets_its_size(plain):

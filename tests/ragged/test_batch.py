@@ -95,6 +95,19 @@ def test_wide_tables_are_for_those_who_need_them():
 
 
 @pytest.mark.parametrize(
+    ("max_blocks", "widths"), [(132, [132]), (133, [132, 133]), (2048, [132, 2048])]
+)
+def test_a_short_row_has_a_table_that_a_faster_kernel_serves(max_blocks, widths):
+    limits = {"max_tokens": 512, "max_rows": 32, "max_blocks": max_blocks}
+    buckets = Buckets.for_limits(**limits, short_blocks=132)
+    assert [bucket.blocks for bucket in buckets if bucket.rows == 1] == widths
+    assert len(list(buckets)) == len(list(Buckets.for_limits(**limits))) + len(widths) - 1
+    assert [buckets.fit([1], blocks).blocks for blocks in (1, 132)] == [132, 132]
+    assert buckets.fit([1], max_blocks).blocks == buckets.fit([1]).blocks == max_blocks
+    assert buckets.fit([1, 1], 1).blocks == max_blocks
+
+
+@pytest.mark.parametrize(
     "counts",
     [[1], [37], [128], [512], [128, 128], [1, 32, 243], [64, 1, 1, 1, 1, 393, 27, 2], [1] * 9],
 )

@@ -13,7 +13,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.attend_chain import attend_chain, gpu, has_kernel
+from pallas_kernels.attend_chain import attend_chain, gpu, has_kernel, longest_context
 from pallas_kernels.layer_chain import ChainWeights, chain_state
 from pallas_kernels.layer_chain.gpu_plan import Plan
 from pallas_kernels.pages import RaggedRows, abstract_kv_pages
@@ -124,6 +124,18 @@ def test_serves_one_short_row_of_what_the_kernel_knows() -> None:
         for part in ("ragged_attention", "layer_chain", "attend_chain"):
             with dispatch.using(**{part: "reference"}):
                 assert not _served()
+
+
+def test_tells_the_longest_context() -> None:
+    pages = _abstract()[3]
+    assert longest_context(pages) is None  # on the platform of the tests
+    with dispatch.lowering_for("cuda"):
+        longest = longest_context(pages)
+        assert longest is not None
+        assert _served(blocks=longest // 64)
+        assert not _served(blocks=longest // 64 + 1)
+        assert longest_context(_abstract(head_dim=64)[3]) is None
+        assert longest_context(_abstract(kv_heads=4)[3]) == 2 * longest
 
 
 @pytest.mark.slow
