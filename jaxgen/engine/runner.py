@@ -18,6 +18,7 @@ from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, abstract_pages
 from jaxgen.engine.program_keys import Draw, Forward, Kind, ProgramKey
 from jaxgen.engine.programs import Programs
+from jaxgen.engine.small_memory import make_holes
 from jaxgen.engine.step import Drawing
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import (
@@ -47,6 +48,7 @@ class StepRunner:
         self._programs = programs
         self._replicated = NamedSharding(model.mesh, PartitionSpec())
         self._eager = programs.eager
+        self._between_holes: list[jax.Array] = []
         self.reset()
 
     def reset(self) -> None:
@@ -163,6 +165,8 @@ class StepRunner:
             return
         keys = list(keys)
         self._programs.compile_all(keys, processes)
+        if self.model.mesh.devices.flat[0].platform == "gpu":
+            self._between_holes = make_holes(self._replicated)
         for rows in {key.rows for key in keys if isinstance(key, Draw)}:
             self._spent[rows] = self._take_spent(rows)
         for params in (SamplingParams(), SamplingParams(presence_penalty=1.0)):
