@@ -19,7 +19,6 @@ from jaxgen.config import DEFAULT_MAX_NUM_SEQS
 from jaxgen.llm import LLM
 from jaxgen.opened import OpenedModel
 from jaxgen.sampling import SamplingParams
-from jaxgen.serving.garbage import calm_collector
 from jaxgen.serving.replicas.adoption import adopted, device_environments, replica_options
 from jaxgen_checkpoints.errors import ConfigError
 
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
         def prepare() -> None:
             llm.warm_up()
-            calm_collector()
+            serving.settle_process()
 
         app = serving.create_app(engine, settings, prepare=prepare)
         serving.run_server(app, listen, bound)

@@ -11,6 +11,7 @@ from jaxgen_checkpoints.errors import RefusedInput
 if TYPE_CHECKING:
     from jaxgen.serving.app import create_app as create_app
     from jaxgen.serving.async_engine import AsyncEngine as AsyncEngine
+    from jaxgen.serving.process import settle_process as settle_process
     from jaxgen.serving.replicas.fleet import Fleet as Fleet
     from jaxgen.serving.replicas.front import create_front as create_front
     from jaxgen.serving.server import (
@@ -31,6 +32,7 @@ _HOMES = {
     "create_app": "jaxgen.serving.app",
     "create_front": "jaxgen.serving.replicas.front",
     "run_server": "jaxgen.serving.server",
+    "settle_process": "jaxgen.serving.process",
 }
 
 _EXTRA = ("httptools", "prometheus_client", "pydantic", "starlette", "uvicorn", "uvloop")

@@ -55,13 +55,13 @@ def serve(port_out, scene: str, core: int) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     sys.path[:0] = [str(Path(__file__).parents[2] / root) for root in ROOTS]
     from jaxgen.serving.app import create_app
-    from jaxgen.serving.garbage import calm_collector
+    from jaxgen.serving.process import settle_process
     from jaxgen.serving.server import ListenSettings, Server, bind
     from jaxgen.serving.settings import ServerSettings
 
     listen = ListenSettings(host="127.0.0.1", port=0, drain_seconds=0)
     settings = ServerSettings(access_log=False)
-    app = create_app(_engine(scene), settings, prepare=calm_collector)
+    app = create_app(_engine(scene), settings, prepare=settle_process)
     os.sched_setaffinity(0, {core})
     with bind(listen) as bound:
         port_out.send(bound.getsockname()[1])
