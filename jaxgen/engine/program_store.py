@@ -28,6 +28,7 @@ import jaxgen_models
 import pallas_kernels
 from jaxgen.compile_cache import jax_cache_left_out
 from jaxgen.engine.model import Model
+from jaxgen.engine.program_keys import Draw
 from pallas_kernels.dispatch import prepare_loading
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class ProgramStore:
         """folder: of all programs; whoever can write there can run code here, as with JAX's own."""
         self._folder = folder
         self._fingerprint = _fingerprint(model)
+        # A draw sees logits and the sampler's state: models of one vocabulary share it.
+        self._of_model = repr((type(model.policy).__qualname__, model.config))
         self._devices = list(model.mesh.devices.flat)
         prepare_loading(self._devices[0].platform)
 
@@ -111,7 +114,8 @@ class ProgramStore:
             for leaf in jax.tree.leaves(arguments)
         ]
         text = repr((key, shapes, jax.tree.structure(arguments)))
-        name = hashlib.sha256((self._fingerprint + text).encode()).hexdigest()
+        of_model = "" if isinstance(key, Draw) else self._of_model
+        name = hashlib.sha256((self._fingerprint + of_model + text).encode()).hexdigest()
         return self._folder / f"{name[:32]}.program"
 
 
@@ -129,7 +133,7 @@ def _checked(sealed: bytes) -> bytes:
 
 
 def _fingerprint(model: Model) -> str:
-    """Whatever a program follows from beside its key and its arguments."""
+    """Whatever a program follows from beside its key, its arguments and the model's config."""
     devices = model.mesh.devices
     backend = devices.flat[0].client
     known = (
@@ -141,7 +145,6 @@ def _fingerprint(model: Model) -> str:
         sorted(model.layout.rules.items()),
         [(name, os.environ.get(name)) for name in _FLAGS],
         [(name, getattr(jax.config, name)) for name in SETTINGS],
-        (type(model.policy).__qualname__, model.config),
     )
     return repr(known)
 
