@@ -4,18 +4,17 @@ Attention of one short row is a matter of waiting. Where it begins the kernel th
 layer's products, their weights stream meanwhile.
 """
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import layer_chain, qkv_attention
-from pallas_kernels.attend_chain.checks import AttendProblem, check
+from pallas_kernels import layer_chain
+from pallas_kernels.attend_chain.checks import AttendProblem, attention_has_kernel, check
+from pallas_kernels.attend_chain.options import AttentionOptions
 from pallas_kernels.dispatch import Operation, target_platform
 from pallas_kernels.hopper import wrong_device
-from pallas_kernels.layer_chain import ChainWeights
+from pallas_kernels.layer_chain import ChainProblem, ChainWeights
+from pallas_kernels.layer_chain.checks import check as check_chain
 from pallas_kernels.pages import KVPages, RaggedRows
-from pallas_kernels.rope_write.heads import HeadNorms, Rotation
 
 _OPERATION = Operation(
     name="attend_chain",
@@ -36,37 +35,24 @@ def attend_chain(
     rows: RaggedRows,
     state: Int[Array, "1"],
     *,
+    attention: AttentionOptions,
     eps: float,
     activation: str,
-    scale: float,
-    rotation: Rotation | None = None,
-    norms: HeadNorms | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Float[Array, " heads"] | None = None,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "rows model"], Float[Array, "rows fused"] | None, KVPages, Int[Array, "1"]]:
     """layer_chain of what qkv_attention gives: the residual stream behind this layer, the next
     layer's fused QKV, the pages with the step's keys and values, and the state.
 
-    fused: this layer's, as layer_chain gives it: for each KV head its queries, key and value. The
-    other arguments are theirs, and so are the errors. What comes of padding tokens has no meaning.
+    fused: this layer's, as layer_chain gives it: for each KV head its queries, key and value.
+    attention: its options. The other arguments are theirs, and so are the errors. What comes of
+    padding tokens has no meaning.
     """
-    options = {
-        "rotation": rotation,
-        "norms": norms,
-        "window": window,
-        "soft_cap": soft_cap,
-        "sinks": sinks,
-    }
-    problem = check(fused, residual, weights, pages, rows, activation=activation, **options)
-    chosen = _OPERATION.choose(problem, implementation)
-    return chosen.run(
+    problem = _problem(fused, residual, weights, pages, rows, attention, activation)
+    return _OPERATION.choose(problem, implementation).run(
         *(fused, residual, weights, pages, rows, state),
+        attention=attention,
         eps=eps,
         activation=activation,
-        scale=scale,
-        **options,
     )
 
 
@@ -77,29 +63,32 @@ def has_kernel(
     pages: KVPages,
     rows: RaggedRows,
     *,
+    attention: AttentionOptions,
     activation: str,
-    rotation: Rotation | None = None,
-    norms: HeadNorms | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Float[Array, " heads"] | None = None,
 ) -> bool:
     """Whether attend_chain would run a kernel, and none was asked for by name for its parts: where
     not, attention has one of its own, or none.
     """
-    options: dict[str, Any] = {
-        "rotation": rotation,
-        "norms": norms,
-        "window": window,
-        "soft_cap": soft_cap,
-        "sinks": sinks,
-    }
-    problem = check(fused, residual, weights, pages, rows, activation=activation, **options)
-    raw = fused.reshape(fused.shape[0], pages.kv_heads, -1, pages.head_dim)
+    problem = _problem(fused, residual, weights, pages, rows, attention, activation)
     return (
         _OPERATION.has_kernel(problem)
-        and qkv_attention.has_kernel(raw, pages, rows, **options)
+        and attention_has_kernel(fused, pages, rows, attention)
         and layer_chain.has_kernel(residual, weights, activation)
+    )
+
+
+def _problem(
+    fused: Float[Array, "rows fused"],
+    residual: Float[Array, "rows model"],
+    weights: ChainWeights,
+    pages: KVPages,
+    rows: RaggedRows,
+    attention: AttentionOptions,
+    activation: str,
+) -> AttendProblem[ChainProblem]:
+    return check(
+        *(fused, pages, rows, attention),
+        lambda attended: check_chain(attended, residual, weights, activation),
     )
 
 
@@ -117,4 +106,4 @@ def longest_context(pages: KVPages) -> int | None:
     return gpu_arrays.longest_context(pages.kv_heads)
 
 
-__all__ = ["AttendProblem", "attend_chain", "has_kernel", "longest_context"]
+__all__ = ["AttendProblem", "AttentionOptions", "attend_chain", "has_kernel", "longest_context"]

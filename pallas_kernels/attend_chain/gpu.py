@@ -10,21 +10,23 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attend_chain.checks import AttendProblem
 from pallas_kernels.attend_chain.gpu_arrays import (
+    apart,
     attention_of,
+    pages_of,
     unsupported as unsupported_attention,
     written_by,
 )
 from pallas_kernels.attend_chain.gpu_attend import HEAD, LINE, Attending
+from pallas_kernels.attend_chain.options import AttentionOptions
 from pallas_kernels.hopper import multiprocessors
 from pallas_kernels.layer_chain import gpu as layer_chain
-from pallas_kernels.layer_chain.checks import ChainWeights
+from pallas_kernels.layer_chain.checks import ChainProblem, ChainWeights
 from pallas_kernels.layer_chain.gpu_kernel import launch
 from pallas_kernels.layer_chain.gpu_plan import PARTS, Plan, Problem, make_plan
 from pallas_kernels.pages import KVPages, RaggedRows
-from pallas_kernels.rope_write.heads import HeadNorms, Rotation
 
 
-def unsupported(problem: AttendProblem) -> str | None:
+def unsupported(problem: AttendProblem[ChainProblem]) -> str | None:
     """Why the Hopper kernel cannot serve this problem; None if it can."""
     chain = problem.chain
     reason = layer_chain.unsupported(chain) or unsupported_attention(
@@ -45,12 +47,7 @@ def run(
     rows: RaggedRows,
     state: Int[Array, "1"],
     *,
-    rotation: Rotation | None,
-    norms: HeadNorms | None,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    sinks: Float[Array, " heads"] | None,
+    attention: AttentionOptions,
     eps: float,
     activation: str,
     interpret: Any = None,
@@ -61,17 +58,7 @@ def run(
     if plan is None:
         plan = make_plan(1, stages, multiprocessors(), reserved=LINE)
     attending, inputs = attention_of(
-        fused,
-        pages,
-        rows,
-        blocks=plan.blocks,
-        interpret=bool(interpret),
-        rotation=rotation,
-        norms=norms,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        sinks=sinks,
+        *(fused, pages, rows, attention), blocks=plan.blocks, interpret=bool(interpret)
     )
     problem = Problem(1, stages, fused.dtype, eps, activation, interpret, attending)
     return _run(inputs, residual, weights, pages, state, problem=problem, plan=plan)
@@ -92,12 +79,11 @@ def _run(
     one, first = problem.before, problem.stages[0]
     assert isinstance(one, Attending), "the attention is missing"
     attended = lax.empty((problem.rows * PARTS, first.inner // PARTS), problem.dtype)
-    written = {"attended": attended, **written_by(one, pages, problem.dtype)}
-    refs = {name: jax.new_ref(array) for name, array in written.items()}
+    refs = written_by(one, pages, problem.dtype, attended=attended)
     named = {**inputs, **layer_chain.operands_of(residual, weights, problem), **refs}
     results = layer_chain.results_of(problem)
     if problem.interpret:  # the interpreter has no barrier of the whole grid: stage by stage
-        for some in (replace(one, first=1), replace(one, after=1)):
+        for some in apart(one):
             launch(replace(problem, stages=(), before=some), plan, {**named, **results})
         for stage in problem.stages:
             alone = replace(problem, stages=(stage,), before=None)
@@ -108,5 +94,4 @@ def _run(
         launch(problem, plan, {**named, **results, "state": meeting})
         handed_on = jax.freeze(meeting)
     stream, fused = layer_chain.frozen(problem, results)
-    pages = KVPages(keys=jax.freeze(refs["keys"]), values=jax.freeze(refs["values"]))
-    return stream, fused, pages, handed_on
+    return stream, fused, pages_of(refs), handed_on

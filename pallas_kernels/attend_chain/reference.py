@@ -4,6 +4,8 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.attend_chain.checks import raw_heads
+from pallas_kernels.attend_chain.options import AttentionOptions
 from pallas_kernels.layer_chain import reference as layer_chain
 from pallas_kernels.layer_chain.checks import ChainWeights
 from pallas_kernels.pages import KVPages, RaggedRows
@@ -24,15 +26,22 @@ def run(
     rows: RaggedRows,
     state: Int[Array, "1"],
     *,
-    eps: float,
-    activation: str,
-    **options: Any,  # noqa: ANN401
+    attention: AttentionOptions,
+    **chain: Any,  # noqa: ANN401
 ) -> tuple[Array, Array | None, KVPages, Array]:
     """As attend_chain."""
-    tokens = fused.shape[0]
-    raw = fused.reshape(tokens, pages.kv_heads, -1, pages.head_dim)
-    attended, pages = qkv_attention.run(raw, pages, rows, alibi=None, **options)
-    stream, following, state = layer_chain.run(
-        attended.reshape(tokens, -1), residual, weights, state, eps=eps, activation=activation
-    )
+    attended, pages = attend(fused, pages, rows, attention)
+    stream, following, state = layer_chain.run(attended, residual, weights, state, **chain)
     return stream, following, pages, state
+
+
+def attend(
+    fused: Float[Array, "rows fused"],
+    pages: KVPages,
+    rows: RaggedRows,
+    attention: AttentionOptions,
+) -> tuple[Float[Array, "rows inner"], KVPages]:
+    """What each row gathers, and the pages with the new keys and values."""
+    raw = raw_heads(fused, pages)
+    attended, pages = qkv_attention.run(raw, pages, rows, alibi=None, **attention.by_name())
+    return attended.reshape(fused.shape[0], -1), pages

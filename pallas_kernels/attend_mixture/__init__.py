@@ -4,17 +4,16 @@ As attend_chain does for dense layers: attention begins the kernel that goes on 
 products, whose first weight streams meanwhile.
 """
 
-from typing import Any
-
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels import mixture_chain, qkv_attention
-from pallas_kernels.attend_mixture.checks import AttendMixtureProblem, check, check_state
+from pallas_kernels import mixture_chain
+from pallas_kernels.attend_chain.checks import AttendProblem, attention_has_kernel, check
+from pallas_kernels.attend_chain.options import AttentionOptions
 from pallas_kernels.dispatch import Operation
 from pallas_kernels.expert_mlp.choice import ChoiceProblem
-from pallas_kernels.mixture_chain import MixtureWeights
+from pallas_kernels.mixture_chain import MixtureProblem, MixtureWeights
+from pallas_kernels.mixture_chain.checks import check as check_chain, state_size
 from pallas_kernels.pages import KVPages, RaggedRows
-from pallas_kernels.rope_write.heads import HeadNorms, Rotation
 
 _OPERATION = Operation(
     name="attend_mixture",
@@ -35,15 +34,10 @@ def attend_mixture(
     rows: RaggedRows,
     state: Int[Array, " state"],
     *,
+    attention: AttentionOptions,
     choice: ChoiceProblem,
     eps: float,
     activation: str,
-    scale: float,
-    rotation: Rotation | None = None,
-    norms: HeadNorms | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Float[Array, " heads"] | None = None,
     implementation: str | None = None,
 ) -> tuple[
     Float[Array, "1 model"], Float[Array, "1 following"] | None, KVPages, Int[Array, " state"]
@@ -51,29 +45,18 @@ def attend_mixture(
     """mixture_chain of what qkv_attention gives: the residual stream behind this layer, the next
     layer's first product, the pages with the step's key and value, and the state.
 
-    fused: this layer's first product: for each KV head its queries, key and value. state: as
-    mixture_chain's, with `inner` numbers for what attention gathers. The other arguments are
-    theirs, and so are the errors. What comes of a padding token has no meaning.
+    fused: this layer's first product: for each KV head its queries, key and value. attention: its
+    options. state: as mixture_chain's, with `inner` numbers for what attention gathers. The other
+    arguments are theirs, and so are the errors. What comes of a padding token has no meaning.
     """
-    options = {
-        "rotation": rotation,
-        "norms": norms,
-        "window": window,
-        "soft_cap": soft_cap,
-        "sinks": sinks,
-    }
-    arrays = fused, residual, weights, pages, rows
-    problem = check(*arrays, choice=choice, activation=activation, **options)
-    check_state(problem, state)
-    chosen = _OPERATION.choose(problem, implementation)
-    return chosen.run(
-        *arrays,
-        state,
+    problem = _problem(fused, residual, weights, pages, rows, attention, choice, activation)
+    _check_state(problem.chain, state)
+    return _OPERATION.choose(problem, implementation).run(
+        *(fused, residual, weights, pages, rows, state),
+        attention=attention,
         choice=choice,
         eps=eps,
         activation=activation,
-        scale=scale,
-        **options,
     )
 
 
@@ -84,32 +67,44 @@ def has_kernel(
     pages: KVPages,
     rows: RaggedRows,
     *,
+    attention: AttentionOptions,
     choice: ChoiceProblem,
     activation: str,
-    rotation: Rotation | None = None,
-    norms: HeadNorms | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Float[Array, " heads"] | None = None,
 ) -> bool:
     """Whether attend_mixture would run a kernel, and none was asked for by name for its parts:
     where not, attention has one of its own, or none.
     """
-    options: dict[str, Any] = {
-        "rotation": rotation,
-        "norms": norms,
-        "window": window,
-        "soft_cap": soft_cap,
-        "sinks": sinks,
-    }
-    arrays = fused, residual, weights, pages, rows
-    problem = check(*arrays, choice=choice, activation=activation, **options)
-    raw = fused.reshape(fused.shape[0], pages.kv_heads, -1, pages.head_dim)
+    problem = _problem(fused, residual, weights, pages, rows, attention, choice, activation)
     return (
         _OPERATION.has_kernel(problem)
-        and qkv_attention.has_kernel(raw, pages, rows, **options)
+        and attention_has_kernel(fused, pages, rows, attention)
         and mixture_chain.has_kernel(residual, weights, choice, activation)
     )
 
 
-__all__ = ["AttendMixtureProblem", "attend_mixture", "has_kernel"]
+def _problem(
+    fused: Float[Array, "1 fused"],
+    residual: Float[Array, "1 model"],
+    weights: MixtureWeights,
+    pages: KVPages,
+    rows: RaggedRows,
+    attention: AttentionOptions,
+    choice: ChoiceProblem,
+    activation: str,
+) -> AttendProblem[MixtureProblem]:
+    return check(
+        *(fused, pages, rows, attention),
+        lambda attended: check_chain(attended, residual, weights, choice, activation),
+    )
+
+
+def _check_state(problem: MixtureProblem, state: Int[Array, " state"]) -> None:
+    sizes = problem.model, problem.choice.experts, problem.inner
+    if state.shape[0] < state_size(*sizes):
+        raise ValueError(
+            f"state must be of mixture_state{sizes}: at least {state_size(*sizes)} numbers. "
+            f"It has {state.shape[0]}."
+        )
+
+
+__all__ = ["AttentionOptions", "attend_mixture", "has_kernel"]

@@ -8,25 +8,28 @@ import jax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.attend_chain.checks import AttendProblem
 from pallas_kernels.attend_chain.gpu_arrays import (
+    apart,
     attention_of,
+    pages_of,
     unsupported as unsupported_attention,
     written_by,
 )
 from pallas_kernels.attend_chain.gpu_attend import HEAD, LINE, Attending
-from pallas_kernels.attend_mixture.checks import AttendMixtureProblem
+from pallas_kernels.attend_chain.options import AttentionOptions
 from pallas_kernels.attend_mixture.gpu_words import SendingAttention
 from pallas_kernels.expert_mlp.choice import ChoiceProblem
 from pallas_kernels.hopper import multiprocessors
 from pallas_kernels.layer_chain.gpu_plan import PARTS, Plan
 from pallas_kernels.mixture_chain import gpu as mixture_chain
-from pallas_kernels.mixture_chain.checks import MixtureWeights
+from pallas_kernels.mixture_chain.checks import MixtureProblem, MixtureWeights
 from pallas_kernels.mixture_chain.gpu_kernel import launch
 from pallas_kernels.mixture_chain.gpu_plan import Facts, make_plan
 from pallas_kernels.pages import KVPages, RaggedRows
 
 
-def unsupported(problem: AttendMixtureProblem) -> str | None:
+def unsupported(problem: AttendProblem[MixtureProblem]) -> str | None:
     """Why the Hopper kernel cannot serve this problem; None if it can."""
     chain = problem.chain
     reason = mixture_chain.unsupported(chain) or unsupported_attention(
@@ -47,12 +50,12 @@ def run(
     rows: RaggedRows,
     state: Int[Array, " state"],
     *,
+    attention: AttentionOptions,
     choice: ChoiceProblem,
     eps: float,
     activation: str,
     interpret: Any = None,
     plan: Plan | None = None,
-    **options: Any,
 ) -> tuple[Array, Array | None, KVPages, Array]:
     """As attend_mixture. interpret: parameters of Mosaic GPU's interpreter, for tests."""
     facts = mixture_chain.facts_of(
@@ -61,7 +64,7 @@ def run(
     if plan is None:
         plan = make_plan(facts, multiprocessors(), least=LINE)
     one, inputs = attention_of(
-        fused, pages, rows, blocks=plan.blocks, interpret=bool(interpret), **options
+        *(fused, pages, rows, attention), blocks=plan.blocks, interpret=bool(interpret)
     )
     if not interpret:  # where there are no words
         one = SendingAttention.of(one, facts.words("attended"))
@@ -83,17 +86,16 @@ def _run(
 ) -> tuple[Array, Array | None, KVPages, Array]:
     one = facts.before
     assert isinstance(one, Attending), "the attention is missing"
-    written = written_by(one, pages, facts.dtype)
+    attended = {}
     if facts.interpret:
-        written["attended"] = lax.empty((PARTS, facts.inner // PARTS), facts.dtype)
-    refs = {name: jax.new_ref(array) for name, array in written.items()}
+        attended["attended"] = lax.empty((PARTS, facts.inner // PARTS), facts.dtype)
+    refs = written_by(one, pages, facts.dtype, **attended)
     named = {**inputs, **mixture_chain.operands_of(residual, weights, facts), **refs}
     results = mixture_chain.results_of(facts)
     if facts.interpret:  # the interpreter has no barrier of the whole grid: piece by piece
-        for some in (replace(one, first=1), replace(one, after=1)):
+        for some in apart(one):
             launch(replace(facts, before=some), plan, (), {**named, **results})
         facts = replace(facts, before=None)
     handed_on = mixture_chain.launch_all(facts, plan, named, results, state)
     stream, following = mixture_chain.frozen(results)
-    pages = KVPages(keys=jax.freeze(refs["keys"]), values=jax.freeze(refs["values"]))
-    return stream, following, pages, handed_on
+    return stream, following, pages_of(refs), handed_on

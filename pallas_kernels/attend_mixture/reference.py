@@ -4,11 +4,11 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.expert_mlp.choice import ChoiceProblem
+from pallas_kernels.attend_chain.options import AttentionOptions
+from pallas_kernels.attend_chain.reference import attend
 from pallas_kernels.mixture_chain import reference as mixture_chain
 from pallas_kernels.mixture_chain.checks import MixtureWeights
 from pallas_kernels.pages import KVPages, RaggedRows
-from pallas_kernels.qkv_attention import portable as qkv_attention
 
 
 def unsupported(problem: Any) -> str | None:  # noqa: ANN401
@@ -25,16 +25,10 @@ def run(
     rows: RaggedRows,
     state: Int[Array, " state"],
     *,
-    choice: ChoiceProblem,
-    eps: float,
-    activation: str,
-    **options: Any,  # noqa: ANN401
+    attention: AttentionOptions,
+    **chain: Any,  # noqa: ANN401
 ) -> tuple[Array, Array | None, KVPages, Array]:
     """As attend_mixture."""
-    raw = fused.reshape(fused.shape[0], pages.kv_heads, -1, pages.head_dim)
-    attended, pages = qkv_attention.run(raw, pages, rows, alibi=None, **options)
-    attended = attended.reshape(fused.shape[0], -1)
-    stream, following, state = mixture_chain.run(
-        attended, residual, weights, state, choice=choice, eps=eps, activation=activation
-    )
+    attended, pages = attend(fused, pages, rows, attention)
+    stream, following, state = mixture_chain.run(attended, residual, weights, state, **chain)
     return stream, following, pages, state

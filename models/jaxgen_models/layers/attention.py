@@ -13,6 +13,7 @@ from jaxgen_models.layers.layer_norm import LayerNorm
 from jaxgen_models.layers.linear import project
 from jaxgen_models.layers.norm import OffsetRMSNorm, RMSNorm, WideRMSNorm
 from jaxgen_models.layers.rotary import Rotary
+from pallas_kernels.attend_chain import AttentionOptions
 from pallas_kernels.pages import KVPages, RaggedRows
 from pallas_kernels.qkv_attention import HeadNorms, has_kernel, qkv_attention
 from pallas_kernels.ragged_attention import ragged_attention
@@ -142,11 +143,11 @@ class Attention(nnx.Module):
             **options,
         )
 
-    def plain_options(self, rotary: Rotary | None) -> dict[str, Any] | None:
+    def plain_options(self, rotary: Rotary | None) -> AttentionOptions | None:
         """How heads turn and attend, in the words of the kernels; None where they cannot say it."""
         if self.alibi is not None or not self._turns_plainly(rotary):
             return None
-        return {**self._turning(rotary), **self._options()}
+        return AttentionOptions(self.scale, **self._turning(rotary), **self._options())
 
     def _options(self) -> dict[str, Any]:
         return {

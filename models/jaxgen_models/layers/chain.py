@@ -1,8 +1,8 @@
 """Layers of a few tokens, chained: from one layer's attention to the next one's in one kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -26,6 +26,26 @@ ACTIVATIONS: Final = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+
+
+class Stream(NamedTuple):
+    """What a layer is given by the one before. fused [tokens, fused]: its own first product, None
+    behind the last layer; state: the chain's.
+    """
+
+    x: Float[Array, "tokens model"]
+    fused: Any
+    state: Int[Array, " state"]
+
+
+class Operations(NamedTuple):
+    """Of a kind of layer: whether `attend` runs a kernel; the chain that attention begins; the
+    chain alone.
+    """
+
+    attends: Callable[..., bool]
+    attend: Callable[..., Any]
+    chain: Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,37 +114,56 @@ def run_chain(
     """What each layer gives, as if they were called one after the other."""
     first = links[0]
     fused = first.attention.fused_heads(first.attention_norm(x)).reshape(x.shape[0], -1)
-    state = chain_state()
+    return run_links(links, Stream(x, fused, chain_state()), calls, _step)
+
+
+def _step(
+    one: Link, following: Link | None, stream: Stream, call: Call
+) -> tuple[Stream, LayerPages]:
+    operations = Operations(attends, attend_chain, layer_chain)
+    options = {"eps": one.mlp_norm.eps, "activation": one.activation}
+    return advance(operations, one.attention, one.weights(following), stream, call, **options)
+
+
+def run_links[L](
+    links: Sequence[L],
+    stream: Stream,
+    calls: Sequence[Call],
+    step: Callable[[L, L | None, Stream, Call], tuple[Stream, LayerPages]],
+) -> tuple[list[Float[Array, "tokens model"]], list[LayerPages]]:
+    """What each layer gives. step: from what a layer is given to what the next one is, and the
+    layer's pages.
+    """
     seen, written = [], []
     for one, following, call in zip(links, [*links[1:], None], calls, strict=True):
-        x, ahead, pages, state = _advance(one, following, fused, x, call, state)
-        fused = fused if ahead is None else ahead
-        seen.append(x)
+        stream, pages = step(one, following, stream, call)
+        seen.append(stream.x)
         written.append(pages)
     return seen, written
 
 
-def _advance(
-    one: Link,
-    following: Link | None,
-    fused: Float[Array, "tokens fused"],
-    x: Float[Array, "tokens model"],
+def advance(
+    operations: Operations,
+    attention: Any,  # noqa: ANN401
+    weights: Any,  # noqa: ANN401
+    stream: Stream,
     call: Call,
-    state: Int[Array, "1"],
-) -> tuple[
-    Float[Array, "tokens model"], Float[Array, "tokens fused"] | None, LayerPages, Int[Array, "1"]
-]:
-    """From a layer's fused QKV to the next one's: x, that, the layer's pages, the chain's state.
-
-    Short contexts attend where the chain begins, others in a kernel of their own.
+    *,
+    eps: float,
+    **chain: Any,  # noqa: ANN401
+) -> tuple[Stream, LayerPages]:
+    """A step of `run_links` for a layer whose chain has these weights and options: short contexts
+    attend where it begins, others in kernels of their own.
     """
-    attention, weights = one.attention, one.weights(following)
+    x, fused, state = stream
     rotary, pages, rows = call
-    norm: dict[str, Any] = {"eps": one.mlp_norm.eps, "activation": one.activation}
-    options = attention.plain_options(rotary)
+    options = attention.plain_options(rotary) if isinstance(attention, Attention) else None
     inputs = fused, x, weights, pages, rows
-    if options is not None and attends(*inputs, activation=one.activation, **options):
-        return attend_chain(*inputs, state, scale=attention.scale, **norm, **options)
-    attended, pages = attention.attended(fused, rotary, pages, rows)
-    x, ahead, state = layer_chain(attended, x, weights, state, **norm)
-    return x, ahead, pages, state
+    if options is not None and operations.attends(*inputs, attention=options, **chain):
+        x, fused, pages, state = operations.attend(
+            *inputs, state, attention=options, eps=eps, **chain
+        )
+    else:
+        attended, pages = attention.attended(fused, *call)
+        x, fused, state = operations.chain(attended, x, weights, state, eps=eps, **chain)
+    return Stream(x, fused, state), pages

@@ -4,14 +4,21 @@ from its first product, where attention begins that kernel.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeGuard
+from typing import Final, TypeGuard
 
 import jax
 from jaxtyping import Array, Float, Int
 
 from jaxgen_models.cache import LayerPages
 from jaxgen_models.layers.attention import Attention
-from jaxgen_models.layers.chain import ACTIVATIONS, Call
+from jaxgen_models.layers.chain import (
+    ACTIVATIONS,
+    Call,
+    Operations,
+    Stream,
+    advance,
+    run_links,
+)
 from jaxgen_models.layers.collective import EXPERT_AXIS, TENSOR_AXIS
 from jaxgen_models.layers.latent_attention import LatentAttention
 from jaxgen_models.layers.linear import project
@@ -118,19 +125,22 @@ def run_mixtures(
     links: Sequence[MixtureLink], x: Float[Array, "1 model"], calls: Sequence[Call]
 ) -> tuple[list[Float[Array, "1 model"]], list[LayerPages]]:
     """What each layer gives, as if they were called one after the other."""
-    fused, state = links[0].first(x), _state(links, x)
-    seen, written = [], []
-    for one, following, call in zip(links, [*links[1:], None], calls, strict=True):
-        if isinstance(one.mlp, MoE):
-            x, ahead, pages, state = _advance(one, following, fused, x, call, state)
-        else:
-            attended, pages = one.attention.attended(fused, *call)
-            x = one.dense(attended, x)
-            ahead = None if following is None else following.first(x)
-        fused = fused if ahead is None else ahead
-        seen.append(x)
-        written.append(pages)
-    return seen, written
+    stream = Stream(x, links[0].first(x), _state(links, x))
+    return run_links(links, stream, calls, _step)
+
+
+def _step(
+    one: MixtureLink, following: MixtureLink | None, stream: Stream, call: Call
+) -> tuple[Stream, LayerPages]:
+    if isinstance(one.mlp, MoE):
+        operations = Operations(attends, attend_mixture, mixture_chain)
+        options = {"choice": one.mlp.router.problem(_ROWS), "activation": one.activation}
+        layer = one.attention, one.weights(following), stream, call
+        return advance(operations, *layer, eps=one.mlp_norm.eps, **options)
+    attended, pages = one.attention.attended(stream.fused, *call)
+    x = one.dense(attended, stream.x)
+    ahead = None if following is None else following.first(x)
+    return Stream(x, ahead, stream.state), pages
 
 
 def _state(links: Sequence[MixtureLink], x: Float[Array, "1 model"]) -> Int[Array, " state"]:
@@ -139,34 +149,3 @@ def _state(links: Sequence[MixtureLink], x: Float[Array, "1 model"]) -> Int[Arra
     experts = [mlp.router.problem(_ROWS).experts for _, mlp in mixtures]
     inner = [one.attention.output_weight().shape[1] for one, _ in mixtures]
     return mixture_state(x.shape[1], max(experts, default=0), max(inner, default=0))
-
-
-def _advance(
-    one: MixtureLink,
-    following: MixtureLink | None,
-    fused: Float[Array, "1 fused"],
-    x: Float[Array, "1 model"],
-    call: Call,
-    state: Int[Array, " state"],
-) -> tuple[
-    Float[Array, "1 model"], Float[Array, "1 fused"] | None, LayerPages, Int[Array, " state"]
-]:
-    """From a first product to the next layer's: x, that, the layer's pages, the chain's state.
-
-    Short contexts attend where the chain begins, others in kernels of their own.
-    """
-    assert isinstance(one.mlp, MoE)
-    attention, weights = one.attention, one.weights(following)
-    chain: dict[str, Any] = {
-        "choice": one.mlp.router.problem(_ROWS),
-        "activation": one.activation,
-    }
-    rotary, pages, rows = call
-    options = attention.plain_options(rotary) if isinstance(attention, Attention) else None
-    inputs = fused, x, weights, pages, rows
-    if options is not None and attends(*inputs, **chain, **options):
-        options |= {"eps": one.mlp_norm.eps, "scale": attention.scale}
-        return attend_mixture(*inputs, state, **chain, **options)
-    attended, pages = attention.attended(fused, *call)
-    x, ahead, state = mixture_chain(attended, x, weights, state, eps=one.mlp_norm.eps, **chain)
-    return x, ahead, pages, state

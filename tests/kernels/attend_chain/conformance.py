@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.attend_chain import AttentionOptions
 from pallas_kernels.layer_chain import ChainWeights
 from pallas_kernels.pages import KVPages
 from tests.kernels.layer_chain import conformance as layer_chain
 from tests.kernels.qkv_attention.raw import raw_product
 from tests.kernels.ragged_attention.conformance import Case, Inputs, make as make_attention, oracle
 
-EPS, ACTIVATION = 1e-5, "silu"
+NORM: dict[str, Any] = {"eps": 1e-5, "activation": "silu"}
 
 
 def make(
@@ -31,9 +32,9 @@ def make(
     tokens, inner = raw.shape[0], case.heads * case.head_dim
     width = (case.heads + 2 * case.kv_heads) * case.head_dim
     _, residual, weights = layer_chain.make(tokens, inner=inner, fused=width, dtype=dtype, **chain)
-    options = {"rotation": rotation, "norms": head_norms, "scale": case.head_dim**-0.5}
-    fused = raw.reshape(tokens, -1)
-    return (fused, residual, weights, inputs.pages, inputs.rows), options | inputs.options, inputs
+    attention = AttentionOptions(case.head_dim**-0.5, rotation, head_norms, **inputs.options)
+    arguments = raw.reshape(tokens, -1), residual, weights, inputs.pages, inputs.rows
+    return arguments, {**NORM, "attention": attention}, inputs
 
 
 def wanted(
@@ -42,7 +43,7 @@ def wanted(
     """The residual stream, the next fused QKV, and the pages; NaN in padding tokens."""
     attended = oracle(case, inputs, case.head_dim**-0.5)
     attended = jnp.asarray(attended.reshape(attended.shape[0], -1), residual.dtype)
-    stream, fused = layer_chain.oracle(attended, residual, weights, EPS, ACTIVATION)
+    stream, fused = layer_chain.oracle(attended, residual, weights, *NORM.values())
     assert fused is not None
     pages = jax.jit(KVPages.write)(inputs.pages, inputs.k_new, inputs.v_new, inputs.rows)
     return stream, fused, pages

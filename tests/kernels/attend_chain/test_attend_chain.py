@@ -13,21 +13,25 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.attend_chain import attend_chain, gpu, has_kernel, longest_context
+from pallas_kernels.attend_chain import (
+    AttentionOptions,
+    attend_chain,
+    gpu,
+    has_kernel,
+    longest_context,
+)
 from pallas_kernels.layer_chain import ChainWeights, chain_state
 from pallas_kernels.layer_chain.gpu_plan import Plan
 from pallas_kernels.pages import RaggedRows, abstract_kv_pages
 from pallas_kernels.rope_write import Rotation
 from tests.kernels.attend_chain.conformance import (
-    ACTIVATION,
-    EPS,
+    NORM,
     assert_agrees,
     make,
     wanted,
 )
 from tests.kernels.ragged_attention.conformance import Case
 
-NORM: dict[str, Any] = {"eps": EPS, "activation": ACTIVATION}
 OPTIONS = {"window": 500, "soft_cap": 2.0, "sinks": True}
 PAGED: dict[str, Any] = {"head_dim": 128, "page_size": 64}
 
@@ -35,7 +39,7 @@ PAGED: dict[str, Any] = {"head_dim": 128, "page_size": 64}
 def test_reference_is_attention_and_then_the_chain() -> None:
     case = Case(((1, 20), (3, 5), (1, 9)), options={"window": 7})
     arguments, options, inputs = make(case, norms=True, dtype=jnp.float32, model=24, ffn=56)
-    got = attend_chain(*arguments, chain_state(), **NORM, **options)
+    got = attend_chain(*arguments, chain_state(), **options)
     assert_agrees(case, inputs, got, wanted(case, inputs, *arguments[1:3]), 1e-4)
 
 
@@ -55,11 +59,9 @@ def test_interpreted_without_races(
     case: Case, blocks: int, norms: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments, options, inputs = make(case, norms=norms, model=1024, ffn=1024)
-    options = {"window": None, "soft_cap": None, "sinks": None, **options}
     got = gpu.run(
         *arguments,
         chain_state(),
-        **NORM,
         **options,
         interpret=plgpu.InterpretGPUParams(detect_races=True),
         plan=Plan(blocks=blocks, columns=128, slots=4, chunks=2),
@@ -106,7 +108,7 @@ def _served(**change: int) -> bool:
     answers = []
 
     def ask(fused: Any, x: Any, weights: Any, pages: Any, rows: Any, rotation: Any) -> None:
-        options = {"activation": "silu", "rotation": rotation}
+        options = {"activation": "silu", "attention": AttentionOptions(0.1, rotation)}
         answers.append(has_kernel(fused, x, weights, pages, rows, **options))
 
     jax.eval_shape(ask, *_abstract(**change))
@@ -141,7 +143,7 @@ def test_tells_the_longest_context() -> None:
 @pytest.mark.slow
 def test_lowers_for_cuda_to_one_kernel() -> None:
     def step(fused: Any, x: Any, weights: Any, pages: Any, rows: Any, rotation: Any) -> Any:
-        options = {**NORM, "scale": 0.1, "rotation": rotation, "implementation": "gpu"}
+        options = {**NORM, "attention": AttentionOptions(0.1, rotation)}
         return attend_chain(fused, x, weights, pages, rows, chain_state(), **options)
 
     with dispatch.lowering_for("cuda"):
@@ -155,7 +157,7 @@ def test_what_does_not_fit_together_is_refused() -> None:
     fused, residual, weights, pages, rows = arguments
     state = chain_state()
     with pytest.raises(ValueError, match="multiple of 32 columns"):
-        attend_chain(fused[:, 1:], residual, weights, pages, rows, state, **NORM, **options)
+        attend_chain(fused[:, 1:], residual, weights, pages, rows, state, **options)
     wrong = replace(weights, down=weights.down[:, 1:])
     with pytest.raises(ValueError, match="down must be"):
-        attend_chain(fused, residual, wrong, pages, rows, state, **NORM, **options)
+        attend_chain(fused, residual, wrong, pages, rows, state, **options)

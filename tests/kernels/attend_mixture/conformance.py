@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.attend_chain import AttentionOptions
 from pallas_kernels.expert_mlp.choice import ChoiceProblem
 from pallas_kernels.mixture_chain import MixtureWeights, mixture_state
 from pallas_kernels.pages import KVPages
@@ -33,15 +34,10 @@ def make(
     inner, width = case.heads * case.head_dim, (case.heads + 2 * case.kv_heads) * case.head_dim
     chain = {"fused": width} | chain
     _, residual, weights = mixture_chain.make(problem, inner=inner, dtype=dtype, **chain)
-    options = {
-        "choice": problem,
-        "rotation": rotation,
-        "norms": head_norms,
-        "scale": case.head_dim**-0.5,
-    }
+    attention = AttentionOptions(case.head_dim**-0.5, rotation, head_norms, **inputs.options)
     state = mixture_state(residual.shape[1], problem.experts, inner)
     arguments = raw.reshape(1, -1), residual, weights, inputs.pages, inputs.rows, state
-    return arguments, OPTIONS | options | inputs.options, inputs
+    return arguments, {**OPTIONS, "choice": problem, "attention": attention}, inputs
 
 
 def wanted(

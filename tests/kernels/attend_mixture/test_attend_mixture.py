@@ -15,7 +15,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import dispatch
-from pallas_kernels.attend_mixture import attend_mixture, gpu, has_kernel
+from pallas_kernels.attend_mixture import AttentionOptions, attend_mixture, gpu, has_kernel
 from pallas_kernels.expert_mlp.choice import ChoiceProblem
 from pallas_kernels.layer_chain.gpu_plan import Plan
 from pallas_kernels.mixture_chain import MixtureWeights, mixture_state
@@ -26,7 +26,6 @@ from tests.kernels.mixture_chain.conformance import choice
 from tests.kernels.ragged_attention.conformance import Case
 
 PAGED: dict[str, Any] = {"head_dim": 128, "page_size": 64, "padding_tokens": 0}
-NO_OPTIONS: dict[str, Any] = {"window": None, "soft_cap": None, "sinks": None}
 
 
 @pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 20])
@@ -78,7 +77,7 @@ def test_interpreted_without_races(
     chunks = max(case.heads * 128 // 1024, 1)
     got = gpu.run(
         *arguments,
-        **(NO_OPTIONS | options),
+        **options,
         interpret=plgpu.InterpretGPUParams(detect_races=True),
         plan=Plan(blocks=blocks, columns=128, slots=4, chunks=chunks),
     )
@@ -121,8 +120,9 @@ def _served(**change: int) -> bool:
     def ask(
         fused: Any, x: Any, weights: Any, pages: Any, rows: Any, rotation: Any, norms: Any
     ) -> None:
-        options = {"activation": "silu", "rotation": rotation, "norms": norms}
-        answers.append(has_kernel(fused, x, weights, pages, rows, choice=problem, **options))
+        attention = AttentionOptions(0.1, rotation, norms)
+        options = {"activation": "silu", "choice": problem, "attention": attention}
+        answers.append(has_kernel(fused, x, weights, pages, rows, **options))
 
     jax.eval_shape(ask, *arguments)
     return answers == [True]
@@ -149,10 +149,8 @@ def test_lowers_for_cuda_to_one_kernel() -> None:
         fused: Any, x: Any, weights: Any, pages: Any, rows: Any, rotation: Any, norms: Any
     ) -> Any:
         state = mixture_state(2048, 128, 4096)
-        options = {"choice": problem, "scale": 0.1, "rotation": rotation, "norms": norms}
-        return attend_mixture(
-            *(fused, x, weights, pages, rows, state), implementation="gpu", **options, **OPTIONS
-        )
+        options = {"choice": problem, "attention": AttentionOptions(0.1, rotation, norms)}
+        return attend_mixture(fused, x, weights, pages, rows, state, **options, **OPTIONS)
 
     with dispatch.lowering_for("cuda"):
         text = jax.jit(step).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
 from jaxgen.bench.kernels.rows import shuffled_rows  # noqa: E402
 from jaxgen.bench.kernels.timing import median_call_seconds  # noqa: E402
-from pallas_kernels.attend_chain import attend_chain  # noqa: E402
+from pallas_kernels.attend_chain import AttentionOptions, attend_chain  # noqa: E402
 from pallas_kernels.layer_chain import chain_state, layer_chain  # noqa: E402
 from pallas_kernels.pages import KVPages  # noqa: E402
 from pallas_kernels.qkv_attention import HeadNorms, Rotation, qkv_attention  # noqa: E402
@@ -67,7 +67,7 @@ CHECKS = {
 
 
 def attention_of(case: Case, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The raw product, pages, rows, and the options of attention; NaN in what no row owns."""
+    """The raw product, pages, rows, and attention's options by name; NaN in what no row owns."""
     rows, count = shuffled_rows([(1, case.length)], PAGE)
     keys = jax.random.split(jax.random.key(seed), 7)
     owned = np.zeros((count, PAGE), bool)
@@ -82,18 +82,17 @@ def attention_of(case: Case, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]
         )
     )
     angle = jax.random.uniform(keys[2], (1, HEAD // 2)) * 6
-    options: dict[str, Any] = {
-        "rotation": Rotation(jnp.cos(angle), jnp.sin(angle), case.interleaved),
-        "window": case.window,
-        "soft_cap": case.soft_cap,
-        "sinks": jax.random.normal(keys[3], (case.heads,)) if case.sinks else None,
-        "scale": HEAD**-0.5,
-    }
-    if case.norms:
-        vectors = (jax.random.uniform(k, (HEAD,), jnp.bfloat16, 0.5, 1.5) for k in keys[4:6])
-        options["norms"] = HeadNorms(*vectors, eps=1e-6)
+    vectors = (jax.random.uniform(k, (HEAD,), jnp.bfloat16, 0.5, 1.5) for k in keys[4:6])
+    attention = AttentionOptions(
+        scale=HEAD**-0.5,
+        rotation=Rotation(jnp.cos(angle), jnp.sin(angle), case.interleaved),
+        norms=HeadNorms(*vectors, eps=1e-6) if case.norms else None,
+        window=case.window,
+        soft_cap=case.soft_cap,
+        sinks=jax.random.normal(keys[3], (case.heads,)) if case.sinks else None,
+    )
     fused = jax.random.normal(keys[6], (1, case.width), jnp.bfloat16)
-    return (fused, pages, rows), options
+    return (fused, pages, rows), {"attention": attention}
 
 
 def arguments(case: Case, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -152,7 +151,7 @@ def clock(length: int, layers: list[Any]) -> None:
 
     def apart(x: Any, fused: Any, weights: Any, pages: Any, state: Any, rows: Any) -> Any:
         raw = fused.reshape(1, case.kv_heads, -1, HEAD)
-        attended, pages = qkv_attention(raw, pages, rows, **options)
+        attended, pages = qkv_attention(raw, pages, rows, **options["attention"].by_name())
         x, fused, state = layer_chain(attended.reshape(1, -1), x, weights, state, **NORM)
         return x, fused, pages, state
 

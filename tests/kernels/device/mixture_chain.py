@@ -205,7 +205,7 @@ def clock_attended(length: int, layers: list[MixtureWeights]) -> None:
 
     def apart(x: Any, fused: Any, weights: Any, pages: Any, state: Any, rows: Any) -> Any:
         raw = fused.reshape(1, QWEN.kv_heads, -1, HEAD)
-        attended, pages = qkv_attention(raw, pages, rows, **options)
+        attended, pages = qkv_attention(raw, pages, rows, **options["attention"].by_name())
         x, fused, state = mixture_chain(attended.reshape(1, -1), x, weights, state, **chained)
         return x, fused, pages, state
 
