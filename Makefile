@@ -42,11 +42,13 @@ test-browser: venv ## the status page in a real browser
 	@[[ -n "$(CHROMIUM)" ]] || { echo "needs a browser: apt-get install chromium-headless-shell" >&2; exit 1; }
 	.venv/bin/python -m pytest -q -m browser tests/serving/test_status_page.py
 
-# What never meets JAX is not run twice, nor what varies requests, options or meshes over the same steps.
-HOST_ONLY := architecture notebooks cli verify text ragged schedule serving deployments bench topologies checkpoints/readers families \
-	$(addprefix engine/test_,loop.py mesh.py prefix_cache.py)
-test-oldest: .venv-oldest/.installed ## the fast tests on the oldest JAX that pyproject.toml allows
-	.venv-oldest/bin/python -m pytest -q -m "$(QUICK) and not newest" $(TWICE) $(HOST_ONLY:%=--ignore=tests/%)
+# What never meets JAX is not run twice, nor what varies requests, options, meshes or plain arrays over the
+# same steps: each kernel, a model of each kind of layer, loading, sampling and kept programs are.
+ONCE := architecture notebooks cli verify text ragged schedule serving deployments bench topologies checkpoints/readers families \
+	$(foreach name,ahead company faults loop mesh prefix_cache put scales static_batch,engine/test_$(name).py) \
+	kernels/*/test_plain.py
+test-oldest: .venv-oldest/.installed ## the fast tests that meet JAX, on the oldest that pyproject.toml allows
+	.venv-oldest/bin/python -m pytest -q -m "$(QUICK) and not newest" $(TWICE) $(ONCE:%='--ignore-glob=tests/%')
 
 .venv-oldest/.installed: pyproject.toml scripts/make_venv.sh
 	@scripts/make_venv.sh .venv-oldest -e '.[test]' 'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)'

@@ -45,12 +45,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_compiles(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
-    """Equal programs are compiled once a process, and nothing comes from the user's own cache."""
+    """Equal programs are compiled once a process, those of warm-ups once in all processes of a run;
+    nothing comes from the user's own cache.
+    """
     import jax
     from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+    folder = tmp_path_factory.mktemp("compiled")
+    if "PYTEST_XDIST_WORKER" in os.environ:  # JAX's own cache does not write a file at one stroke
+        everybodys = tmp_path_factory.getbasetemp().parent / "programs"
+        everybodys.mkdir(exist_ok=True)
+        (folder / "programs").symlink_to(everybodys)
     changed = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
     }
     before = {name: getattr(jax.config, name) for name in changed}

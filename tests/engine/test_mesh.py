@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 FIXTURES = {
-    "llama_bias_headdim": (2,),
+    "llama_bias_headdim": (),
     "llama_dynamic": (),
     "llama_linear": (),
     "llama_llama3": (),
@@ -18,10 +18,14 @@ FIXTURES = {
     "mistral_full": (),
     "mistral_swa": (8,),
     "qwen2": (),
-    "qwen2_tied_swa": (2,),
+    "qwen2_tied_swa": (),
     "qwen3": (4,),
 }
-"""Fixture -> the mesh sizes of the fast suite; every other pair is slow."""
+"""Fixture -> the mesh sizes of the fast suite; every other pair is slow.
+
+Biases on a mesh are in test_put's snapshot, tied embeddings in test_program_store, nine heads over
+two devices below.
+"""
 
 GOLDEN = Path(__file__).resolve().parents[1] / "fixtures" / "golden"
 OTHERS = {

@@ -197,8 +197,9 @@ def test_an_empty_text_is_one_alone_or_in_a_list(server, served):
 
 
 def test_more_than_the_whole_cache_is_refused_and_nobody_waits_behind_it(golden_dir):
-    """Five blocks of sixteen, where the context has six."""
-    with serving_llama(golden_dir("qwen2"), num_gpu_blocks_override=5) as small:
+    """Five blocks of sixteen, where the context has six; no step is run, so none is compiled."""
+    sizes = {"num_gpu_blocks_override": 5, "enforce_eager": True}
+    with serving_llama(golden_dir("qwen2"), **sizes) as small:
         for n in (1, 2):
             asked = {"prompt": [5] * 60, "max_tokens": 30, "n": n}
             error = error_of(small, "/v1/completions", **asked)
