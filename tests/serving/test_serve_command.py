@@ -114,10 +114,9 @@ def test_random_weights_need_no_checkpoint(tmp_path, golden_dir):
         words = ["serve", str(shape), "--load-format", "dummy", *SMALL, "--port", "0", *more]
         opened = open_for(build_parser().parse_args(words), sequences=2)
         assert (opened.tokenizer is not None) == has_one
-        llm = LLM.of(opened)
-        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-        (output,) = llm.generate([[5, 6, 7]], params)
-        assert len(output.outputs[0].token_ids) == 3
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    (output,) = LLM.of(opened).generate([[5, 6, 7]], params)
+    assert len(output.outputs[0].token_ids) == 3
 
 
 def test_without_the_extra_one_line_says_what_to_install():
