@@ -35,6 +35,11 @@ def unsupported(problem: TurnProblem) -> str | None:
         return "the product and the pages must both be bfloat16 or both be float16"
     if problem.group + 2 > ROWS:
         return f"a group of {problem.group} with its key and value is more than {ROWS} rows"
+    at_once = _heads_at_once(problem.kv_heads, problem.group + 2)
+    if problem.head_dim == 256 and at_once % 4 and jax.__version_info__ >= (0, 12):
+        # Rows of 512 bytes, swizzled fewer than four at a time, have bank conflicts, and newer
+        # Mosaic looks for another layout for longer than anybody would wait.
+        return f"heads of 256, {at_once} KV heads in a block: jax 0.12 finds no layout"
     least = 4 if problem.interleaved else 8
     if problem.half % least:
         return f"half of the turning channels, {problem.half}, is not a multiple of {least}"
@@ -70,8 +75,7 @@ def _turn_and_write(
 ) -> tuple[Float[Array, "tokens heads head"], KVPages]:
     tokens, kv_heads, places, head_dim = qkv.shape
     group = places - 2
-    # A block of threads has as many KV heads as fit a tile and divide them all.
-    at_once = next(n for n in range(ROWS // places, 0, -1) if kv_heads % n == 0)
+    at_once = _heads_at_once(kv_heads, places)
     out, keys, values = (
         jax.new_ref(each)
         for each in (
@@ -108,6 +112,11 @@ def _turn_and_write(
     )(*named.values())
     written = KVPages(keys=jax.freeze(keys), values=jax.freeze(values))
     return jax.freeze(out).reshape(tokens, kv_heads * group, head_dim), written
+
+
+def _heads_at_once(kv_heads: int, places: int) -> int:
+    """KV heads of a block of threads: as many as fit a tile and divide them all."""
+    return next(n for n in range(ROWS // places, 0, -1) if kv_heads % n == 0)
 
 
 def _one(turn: Turn, refs: Any, heads: int, group: int, num_pages: int) -> None:

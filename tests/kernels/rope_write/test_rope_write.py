@@ -1,5 +1,7 @@
 """Heads turned and written: the reference, the Hopper kernel interpreted, what is refused."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,6 +81,23 @@ def test_kernel_says_what_it_cannot_serve(half: int, interleaved: bool, reason: 
     )
     with pytest.raises(dispatch.UnsupportedShape, match=reason):
         rope_write(qkv, inputs.pages, inputs.rows, rotation=rotation, implementation="gpu")
+
+
+@pytest.mark.parametrize(("kv_heads", "dim"), [(1, 64), (1, 128), (1, 256), (2, 256), (4, 256)])
+@pytest.mark.timeout(60)  # Mosaic can search for layouts without end
+def test_few_wide_heads_lower_for_cuda_or_are_left_to_others(kv_heads: int, dim: int) -> None:
+    case = Case(((1, 3), (2, 9)), heads=kv_heads, kv_heads=kv_heads, page_size=64, head_dim=dim)
+    qkv, rotation, norms, inputs = raw_product(
+        case, make(case, jnp.bfloat16), half=dim // 2, norms=True
+    )
+    args = (qkv, inputs.pages, inputs.rows)
+    left = dim == 256 and kv_heads < 4 and jax.__version_info__ >= (0, 12)
+    with dispatch.lowering_for("cuda"), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run = jax.jit(lambda *a: rope_write(*a, rotation=rotation, norms=norms))
+        text = run.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    assert ("mosaic_gpu" in text) != left
+    assert all("heads of 256" in str(each.message) for each in said)
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:
