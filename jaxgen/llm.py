@@ -101,7 +101,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """One output a prompt, in order. Sampling params for all, or one for each.
 
-        Long answers (by max_tokens) begin first: the last ones to end are then many, not few.
+        Long answers (by max_tokens) begin first: the last ones to end are then many, not few. In
+        that order those that bring no seed are given one, by the engine's own.
 
         A prompt is text, token ids, or vLLM's object around either. Raises before anything is
         computed for a request that can never be served.
@@ -175,9 +176,9 @@ class LLM:
                 text = prompt if isinstance(prompt, str) else None
                 ids = self.need_tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
                 outputs[index] = loop.submit(name, ids, asked, prompt=text)
-        except (RuntimeError, ValueError):
+        except BaseException:  # an interrupt too leaves nothing behind
             for output in outputs.values():
-                self._loop.abort(output.request_id)
+                loop.abort(output.request_id)
             raise
         return [outputs[index] for index in range(len(batch))]
 
