@@ -1,5 +1,6 @@
 """What one start compiled the next one reads; what does not fit it is compiled anew."""
 
+import json
 import logging
 
 import jax
@@ -89,11 +90,21 @@ def test_a_folder_that_cannot_be_made_costs_nothing_but_time(
     assert "cannot be written" in caplog.text
 
 
-def test_other_sizes_and_models_are_other_programs(golden_dir, started, cache, caplog):
+def test_other_sizes_and_models_are_other_programs(
+    golden_dir, started, cache, caplog, tmp_path_factory
+):
+    """A model whose arrays have the same shapes, but whose heads turn faster, among them."""
     caplog.set_level(logging.INFO, "jaxgen.engine.programs")
-    started(golden_dir("llama_tied"))
-    started(golden_dir("llama_tied"), num_gpu_blocks_override=25)
-    started(golden_dir("qwen3"))
+    first, second = golden_dir("llama_tied"), tmp_path_factory.mktemp("model")
+    for file in first.iterdir():
+        (second / file.name).symlink_to(file)
+    config = json.loads((first / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] /= 10
+    (second / "config.json").unlink()
+    (second / "config.json").write_text(json.dumps(config))
+    started(first)
+    started(first, num_gpu_blocks_override=25)
+    started(second)
     compiled = [int(text.split()[0]) for text in programs(caplog.records)]
     assert compiled == [2, 1, 1]  # a draw knows nothing of blocks, nor of models
 
