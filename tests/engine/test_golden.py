@@ -145,12 +145,13 @@ def test_chunked_prompts_have_the_same_logits(case):
     if case.name in WHOLE_PROMPTS:
         return
     prompt, expected = case.golden.prompts[LONGEST], case.golden.logits[LONGEST]
-    everywhere = case.name == "qwen2_tied_swa"
+    everywhere = [(cut,) for cut in range(1, len(prompt))]
     some = [(1,), (7,), (8,), (9,), (len(prompt) - 1,), (5, 6, 40)]
-    for cuts in [(cut,) for cut in range(1, len(prompt))] if everywhere else some:
+    all_logits = case.name in ALL_LOGITS
+    for cuts in everywhere if case.name == "qwen2_tied_swa" else some:
         ends = [end - 1 for end in (*cuts, len(prompt))]
-        got = put_in_chunks(case.engine, 7, prompt, *cuts, all_logits=everywhere)
-        wanted = expected if everywhere else expected[ends]
+        got = put_in_chunks(case.engine, 7, prompt, *cuts, all_logits=all_logits)
+        wanted = expected if all_logits else expected[ends]
         np.testing.assert_allclose(got, wanted, atol=LOGITS, rtol=0)
 
 
@@ -160,7 +161,8 @@ def test_logits_in_company(case):
     all_logits = case.name in ALL_LOGITS
     chunked = case.name not in WHOLE_PROMPTS
     first = 3 if chunked else len(golden.prompts[3])
-    engine.put([3], [golden.prompts[3][:first]], all_logits=all_logits)
+    begun = engine.put([3], [golden.prompts[3][:first]])
+    np.testing.assert_allclose(begun, golden.logits[3][first - 1 : first], atol=LOGITS, rtol=0)
     uids = [2, 3, 1] if chunked else [2, 1]
     given = {1: golden.prompts[1], 2: golden.prompts[2], 3: golden.prompts[3][first:]}
     got = engine.put(uids, [given[uid] for uid in uids], all_logits=all_logits)
