@@ -9,6 +9,7 @@ from pallas_kernels.grouped_matmul import grouped_matmul
 from tests.kernels.grouped_matmul.conformance import CASES, assert_conforms
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("implementation", ["reference", "portable"])
 @pytest.mark.parametrize("name", CASES)
 def test_conforms(name: str, implementation: str) -> None:

@@ -11,6 +11,7 @@ from pallas_kernels.pages import RaggedRows
 from tests.kernels.latent_attention.conformance import CASES, Case, assert_conforms, make
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("implementation", ["reference", "portable"])
 @pytest.mark.parametrize("name", CASES)
 def test_conforms(name: str, implementation: str) -> None:

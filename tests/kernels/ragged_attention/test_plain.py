@@ -14,6 +14,7 @@ from tests.kernels.ragged_attention.conformance import CASES, Case, assert_confo
 PLAIN = [name for name in CASES if not name.startswith("head_")]
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("implementation", ["reference", "portable"])
 @pytest.mark.parametrize("name", PLAIN)
 def test_conforms(name: str, implementation: str) -> None:
