@@ -9,6 +9,7 @@ import pytest
 from jaxgen.engine.loop import GenerationLoop
 from jaxgen.engine.outputs import FinishReason
 from jaxgen.sampling import SamplingParams
+from jaxgen_checkpoints.errors import RefusedInput
 
 PROMPT = [300, 1, 2, 9, 44, 17, 230, 2]
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.6}
@@ -120,3 +121,22 @@ def test_every_end_token_of_the_generation_config_ends(golden_dir, one_shape_llm
     later = SamplingParams(temperature=0, max_tokens=NEW, min_tokens=first + 4)
     assert ids[first] not in ending.generate([PROMPT], later)[0].outputs[0].token_ids[: first + 3]
     assert ending.generate([PROMPT], greedy)[0].outputs[0].token_ids == ids
+
+
+class Interrupting:
+    """A tokenizer at whose work Ctrl-C is pressed."""
+
+    def encode(self, text):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("unfit", "error"), [([3, 512], RefusedInput), ("text", KeyboardInterrupt)], ids=["ids", "key"]
+)
+def test_who_cannot_be_queued_leaves_none_of_the_batch_behind(llm, monkeypatch, unfit, error):
+    monkeypatch.setattr(llm, "need_tokenizer", Interrupting)
+    lengths = [SamplingParams(max_tokens=length) for length in (3, 9, NEW)]
+    with pytest.raises(error):
+        llm.generate([PROMPT, unfit, PROMPT[:3]], lengths)
+    llm.generate([PROMPT], SamplingParams(max_tokens=1))
+    assert len(llm.engine.state) == 0

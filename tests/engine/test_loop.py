@@ -279,25 +279,6 @@ def test_text_and_ids_and_their_params(served):
         llm.generate(["a", "b"], [greedy()])
 
 
-class Interrupting:
-    """A tokenizer at whose work Ctrl-C is pressed."""
-
-    def encode(self, text):
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("unfit", "error"), [([3, 512], RefusedInput), ("text", KeyboardInterrupt)], ids=["ids", "key"]
-)
-def test_a_batch_that_cannot_all_be_queued_leaves_nothing_behind(served, monkeypatch, unfit, error):
-    monkeypatch.setattr(served.llm, "need_tokenizer", Interrupting)
-    batch = [PROMPTS[0], unfit, PROMPTS[1]]
-    with pytest.raises(error):
-        served.llm.generate(batch, [greedy(max_tokens=length) for length in (3, 9, 24)])
-    (output,) = served.llm.generate([PROMPTS[2]], greedy(max_tokens=2))
-    assert output.outputs[0].token_ids == served.alone[2].token_ids[:2]
-
-
 def test_whoever_may_be_answered_longest_begins_and_outputs_stay_in_order(served):
     several = [PROMPTS[index] for index in (0, 1, 2, 3, 0, 1)]  # four run at once
     lengths = (2, 3, 5, 24, 6, 24)
