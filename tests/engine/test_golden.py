@@ -26,7 +26,7 @@ LONGEST = 4  # index of the prompt with 64 tokens
 ROWS, STEP = 6, 64  # sequences and tokens of a step, at most
 KINDS_OF_LAYERS = (
     *("bloom", "deepseek_v3", "gemma2", "gpt_oss_mxfp4", "llama_tied", "mistral3"),
-    *("opt_post_ln_proj", "phi3_longrope", "qwen2_moe", "qwen2_tied_swa"),
+    *("opt_post_ln_proj", "phi", "phi3_longrope", "qwen2_moe", "qwen2_tied_swa", "qwen3"),
 )
 ALL_LOGITS = (*WHOLE_PROMPTS, "deepseek_v3", "gemma2", "gpt_oss", "qwen2_tied_swa")
 
