@@ -227,16 +227,17 @@ class _Step:
 def share(prompts: list[Request], step: _Step) -> None:
     """Splits the step's budget over prompts of one priority, sorted by rank.
 
-    The oldest is entitled to half, so that it always goes on; the other half goes to the shortest
-    remaining prompts first, so that they do not wait behind a long one; the oldest gets what is
-    left. A prompt that may not be split gets all its tokens or none, and the oldest is not halved.
+    The oldest is entitled to half, so that it always goes on; the other half goes to the rest by
+    rank, but first to those that it could end, so that a short prompt does not wait behind a long
+    one; the oldest gets what is left. A prompt that may not be split gets all its tokens or none,
+    and the oldest is not halved.
     """
     oldest, *others = prompts
     remaining = step.remaining(oldest)
     half = remaining if step.limits.no_chunking else -(-step.budget // 2)
-    rest = max(0, step.budget - min(half, remaining))
+    other_half = rest = max(0, step.budget - min(half, remaining))
     wishes = []
-    for request in sorted(others, key=lambda request: (step.remaining(request), request.rank)):
+    for request in sorted(others, key=lambda one: (step.remaining(one) > other_half, one.rank)):
         wish = min(step.remaining(request), rest)
         if wish == 0:
             break

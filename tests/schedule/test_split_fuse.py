@@ -63,8 +63,26 @@ def test_short_prompts_do_not_wait_behind_a_long_one():
     submit(host, 1, 100)
     submit(host, 2, 6)
     submit(host, 3, 3)
+    assert run(host) == {1: 8, 2: 6, 3: 2}
+    assert run(host) == {2: 1, 1: 14, 3: 1}
+
+
+def test_nor_behind_a_second_long_one():
+    host = scheduler()
+    submit(host, 1, 100)
+    submit(host, 2, 90)
+    submit(host, 3, 3)
     assert run(host) == {1: 8, 3: 3, 2: 5}
-    assert run(host) == {3: 1, 1: 14, 2: 1}
+
+
+def test_prompts_of_like_lengths_are_served_as_they_came():
+    """Shortest first, each would stay for longer beside the prompts of the others."""
+    host = scheduler(max_sequences=16)
+    for uid, length in enumerate((7, 8, 6, 5, 4, 3), start=1):
+        submit(host, uid, length)
+    assert run(host) == {1: 7, 2: 8, 3: 1}
+    assert run(host) == {1: 1, 2: 1, 3: 5, 4: 5, 5: 4}
+    assert run(host) == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 3}
 
 
 def test_a_step_ends_at_a_compiled_size_where_others_are_held_back():

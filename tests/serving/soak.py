@@ -43,15 +43,18 @@ def serve(port_out, model: str) -> None:
         Server(app, listen).run([bound])
 
 
-async def traffic(client: httpx.AsyncClient, seconds: float, chance: random.Random) -> Counter:
-    """CONCURRENT clients of every kind until the time is over; what became of their requests."""
+async def traffic(
+    client: httpx.AsyncClient, options: argparse.Namespace, chance: random.Random
+) -> Counter:
+    """CONCURRENT clients of every kind for a stretch of time; what became of their requests."""
     from tests.serving.test_robustness import KINDS
 
-    end, told = time.monotonic() + seconds, Counter[str]()
+    end, told = time.monotonic() + options.every, Counter[str]()
 
     async def one() -> None:
         while time.monotonic() < end:
             told[await chance.choice(KINDS)(client, chance)] += 1
+            await asyncio.sleep(chance.uniform(0, 2 * options.pause))
 
     await asyncio.gather(*(one() for _ in range(CONCURRENT)))
     return told
@@ -77,14 +80,15 @@ async def soak(port: int, pid: int, options: argparse.Namespace) -> list[dict]:
     """Samples, one after each stretch of traffic."""
     samples: list[dict] = []
     chance, total = random.Random(options.seed), Counter[str]()
-    limits = httpx.Limits(max_connections=None)
+    # A connection that idles longer may be closed by the server while a request is on its way to it.
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=1)
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
         while (await client.get("/ready")).status_code != httpx.codes.OK:
             await asyncio.sleep(0.2)
         began = time.monotonic()
         while not samples or time.monotonic() - began < options.seconds:
-            total += await traffic(client, options.every, chance)
+            total += await traffic(client, options, chance)
             status = await quiet(client)
             sample = {
                 "seconds": round(time.monotonic() - began),
@@ -126,6 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=900)
     parser.add_argument("--every", type=float, default=30, help="seconds from sample to sample")
+    parser.add_argument("--pause", type=float, default=0, help="mean seconds a client rests")
     parser.add_argument("--most-growth", type=float, default=32, help="MiB")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default=str(MODEL))
