@@ -6,7 +6,9 @@ from pathlib import Path
 
 from jaxgen_checkpoints.errors import RefusedInput
 
-CONFIGS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+_TEMPLATES = "*.jinja"
+
+CONFIGS = ("*.json", _TEMPLATES, "*.model", "*.txt", "*.tiktoken")
 """Configs, tokenizers and the index of the shards; never code."""
 
 SAFETENSORS = ("*.safetensors",)
@@ -42,9 +44,11 @@ def _download(hub_id: str, patterns: Sequence[str]) -> Path:
     )
 
     try:
-        # Top-level files only: subfolders hold other exports of the same weights.
+        # Top-level files only: subfolders hold other exports of the same weights. Further chat
+        # templates have a folder.
+        nested = [f"*/{pattern}" for pattern in patterns if pattern != _TEMPLATES]
         return Path(
-            snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=["*/*"])
+            snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=nested)
         )
     except GatedRepoError as error:
         raise RefusedInput(

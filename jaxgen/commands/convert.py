@@ -11,6 +11,7 @@ from jaxgen.config import EngineConfig
 from jaxgen.engine.build import describe, load_model
 from jaxgen.hub import PICKLES, local_model
 from jaxgen.text.checkpoint_tokenizer import checkpoint_tokenizer
+from jaxgen.text.loading import FURTHER_TEMPLATES
 from jaxgen_checkpoints.checkpoint import (
     TORCH_NAMES,
     WEIGHTS_NAME,
@@ -34,6 +35,7 @@ _TEXT_FILES = (
     "qwen.tiktoken",
     "chat_template.jinja",
     "chat_template.json",
+    f"{FURTHER_TEMPLATES}/*.jinja",
 )
 
 
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_model(described, "auto")
     loaded.save(out)
     _copy_text_files(checkpoint, out)
-    files = [path.stat().st_size for path in out.iterdir()]
+    files = [path.stat().st_size for path in out.rglob("*") if path.is_file()]
     note(f"wrote {len(files)} files, {size(sum(files))}, to {out}")
     return 0
 
@@ -70,6 +72,7 @@ def _open(model: str) -> Checkpoint:
 def _copy_text_files(checkpoint: Checkpoint, out: Path) -> None:
     folder = checkpoint.path
     if folder is not None and folder.is_dir():
-        for name in _TEXT_FILES:
-            if (folder / name).is_file():
-                shutil.copyfile(folder / name, out / name)
+        for path in (path for pattern in _TEXT_FILES for path in folder.glob(pattern)):
+            copy = out / path.relative_to(folder)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)

@@ -40,13 +40,19 @@ LINEAGES: Mapping[str, str] = {
 
 
 def byte_level_tokenizer(
-    vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], cut: str
+    vocabulary: Mapping[str, int],
+    merges: Sequence[tuple[str, str]],
+    cut: str,
+    *,
+    add_prefix_space: bool = False,
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer; `cut` is one of LINEAGES' values."""
+    """A byte-level BPE tokenizer; `cut` is one of LINEAGES' values. `add_prefix_space`: "gpt-2"
+    puts a space in front of a text that has none.
+    """
     # Llama 3 takes a whole word that is in the vocabulary, even where no merges lead to it.
     model = models.BPE(vocab=dict(vocabulary), merges=list(merges), ignore_merges=cut == "llama3")
     backend = tokenizers.Tokenizer(model)
-    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     if cut == "gpt-2":
         backend.pre_tokenizer = gpt2

@@ -15,6 +15,7 @@ from jaxgen.text.sentencepiece_model import (
     UNKNOWN,
     USER_DEFINED,
     Piece,
+    Spelling,
     sentencepiece_tokenizer,
 )
 from jaxgen.text.tokenizer import Tokenizer
@@ -51,7 +52,7 @@ def gguf_tokenizer(
         scores = [float(score) for score in _need(metadata, "scores")]
         pieces = [Piece(*entry) for entry in zip(tokens, scores, kinds, strict=True)]
         prefix = bool(metadata.get(_PREFIX + "add_space_prefix", True))
-        backend = sentencepiece_tokenizer(pieces, dummy_prefix=prefix)
+        backend = sentencepiece_tokenizer(pieces, Spelling(dummy_prefix=prefix))
     else:
         message = f"{_PREFIX}model {model!r} is not supported (gpt2 and llama are): use the folder"
         raise CheckpointError(message)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
 
+from jaxgen.text.added_tokens import add_tokens, named_special_tokens
 from jaxgen.text.backend_errors import refused
 from jaxgen.text.byte_level import byte_level_tokenizer, merge_pairs
 from jaxgen.text.chat_template import ChatTemplate
@@ -16,7 +16,7 @@ from jaxgen.text.tokenizer import Tokenizer
 from jaxgen_checkpoints.errors import CheckpointError
 from jaxgen_checkpoints.json_file import read_json_object
 
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+FURTHER_TEMPLATES = "additional_chat_templates"
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json + merges.txt", "tokenizer.model", "qwen.tiktoken")
 
 
@@ -29,10 +29,13 @@ def load_tokenizer(
     """
     folder = Path(folder)
     config = _optional_json(folder / "tokenizer_config.json")
-    special = _special_tokens(folder, config)
+    entries = {**_optional_json(folder / "special_tokens_map.json"), **config}
+    special = named_special_tokens(entries)
     template = chat_template or _template_source(folder, config)
+    backend = _vocabulary(folder, config)
+    add_tokens(backend, folder, entries, vocab_size)
     return Tokenizer(
-        _vocabulary(folder, config),
+        backend,
         special_tokens=special,
         add_bos=config.get("add_bos_token"),
         add_eos=config.get("add_eos_token"),
@@ -54,12 +57,11 @@ def _vocabulary(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer
     if ready.is_file():
         return _from_tokenizer_json(ready)
     if vocabulary.is_file() and merges.is_file():
-        backend = _from_vocab_and_merges(vocabulary, merges, str(config.get("tokenizer_class")))
-        return _with_added_tokens(backend, config)
+        return _from_vocab_and_merges(vocabulary, merges, config)
     if pieces.is_file():
-        return _with_added_tokens(read_sentencepiece(pieces), config)
+        return read_sentencepiece(pieces)
     if ranks.is_file():
-        return _with_added_tokens(read_tiktoken(ranks), config)
+        return read_tiktoken(ranks)
     message = (
         f"no tokenizer in {folder}: looked for {', '.join(VOCABULARY_FILES)}; copy the model's "
         "tokenizer.json there, name another folder with --tokenizer, or work with token ids"
@@ -73,65 +75,40 @@ def _from_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def _from_vocab_and_merges(
-    vocabulary: Path, merges: Path, tokenizer_class: str
+    vocabulary: Path, merges: Path, config: Mapping[str, Any]
 ) -> tokenizers.Tokenizer:
     """GPT-2's and Qwen2's files: byte-level BPE, cut as the tokenizer's class does."""
     ids = read_json_object(vocabulary)
-    try:
-        lines = merges.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{merges} is not UTF-8 text: {error}") from error
+    lines = _read_text(merges).splitlines()
     rules = [line for line in lines if line and not line.startswith("#version")]
     pairs = merge_pairs(rules, str(merges))
-    cut = "qwen2" if tokenizer_class.startswith("Qwen2") else "gpt-2"
+    cut = "qwen2" if str(config.get("tokenizer_class")).startswith("Qwen2") else "gpt-2"
+    prefix = cut == "gpt-2" and bool(config.get("add_prefix_space"))
     with refused(f"{vocabulary} and {merges.name} are no BPE vocabulary"):
-        return byte_level_tokenizer(ids, pairs, cut)
+        return byte_level_tokenizer(ids, pairs, cut, add_prefix_space=prefix)
 
 
-def _with_added_tokens(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any]
-) -> tokenizers.Tokenizer:
-    """Add tokenizer_config.json's added tokens, in the order of their ids."""
-    entries = config.get("added_tokens_decoder") or {}
-    for _, entry in sorted(entries.items(), key=lambda item: int(item[0])):
-        token = AddedToken(
-            entry["content"],
-            single_word=entry.get("single_word", False),
-            lstrip=entry.get("lstrip", False),
-            rstrip=entry.get("rstrip", False),
-            normalized=entry.get("normalized", False),
-            special=entry.get("special", False),
-        )
-        backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
-    return backend
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
-def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> token: tokenizer_config.json's, else special_tokens_map.json's."""
-    entries = {**_optional_json(folder / "special_tokens_map.json"), **config}
-    found = {}
-    for name in SPECIAL_NAMES:
-        entry = entries.get(name)
-        token = entry.get("content") if isinstance(entry, Mapping) else entry
-        if isinstance(token, str):
-            found[name] = token
-    return found
-
-
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """chat_template.jinja, else tokenizer_config.json's template or list of named templates, else
-    chat_template.json's, where older files of models that take images have it.
+    """chat_template.jinja and the named ones in additional_chat_templates, else those of
+    tokenizer_config.json, one or a list of named ones, else chat_template.json's, where older files
+    of models that take images have it.
     """
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{path} is not UTF-8 text: {error}") from error
+    further = sorted((folder / FURTHER_TEMPLATES).glob("*.jinja"))
+    named = {"default": folder / "chat_template.jinja", **{path.stem: path for path in further}}
+    written = {name: _read_text(path) for name, path in named.items() if path.is_file()}
+    if written:
+        return written
     where, given = folder / "tokenizer_config.json", config.get("chat_template")
     if not given:
         where = folder / "chat_template.json"

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers
 
+from jaxgen.text.backend_errors import refused
 from jaxgen_checkpoints.errors import CheckpointError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Kinds of pieces, numbered as in SentencePiece's files and in GGUF."""
 
 _BPE = 2
+_SPACE = "▁"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,34 @@ class Piece:
     kind: int
 
 
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """What happens to a text before it is cut. `charsmap` replaces characters (SentencePiece's own
+    binary form; empty for none), `single_spaces` drops spaces at both ends and repeated ones,
+    `dummy_prefix` puts a space in front.
+    """
+
+    charsmap: bytes = b""
+    single_spaces: bool = False
+    dummy_prefix: bool = True
+
+    def normalizer(self) -> normalizers.Normalizer:
+        """The same as the tokenizer's steps."""
+        steps: list[normalizers.Normalizer] = []
+        if self.charsmap:
+            steps.append(normalizers.Precompiled(self.charsmap))
+        if self.single_spaces:
+            steps.append(normalizers.Replace(Regex("^ +| +$"), ""))
+            steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+        if self.dummy_prefix:
+            steps.append(normalizers.Prepend(_SPACE))
+        return normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+
+
 def read_sentencepiece(path: Path) -> tokenizers.Tokenizer:
     """The tokenizer in a tokenizer.model file. Raises CheckpointError if it is of another kind."""
     try:
-        pieces, model_type, dummy_prefix = _parse(path.read_bytes())
+        pieces, model_type, spelling = _parse(path.read_bytes())
     except (ValueError, IndexError, struct.error) as error:
         raise CheckpointError(f"{path} is no SentencePiece model: {error}") from error
     if model_type != _BPE:
@@ -41,11 +67,12 @@ def read_sentencepiece(path: Path) -> tokenizers.Tokenizer:
             "tokenizer.model: provide tokenizer.json"
         )
         raise CheckpointError(message)
-    return sentencepiece_tokenizer(pieces, dummy_prefix=dummy_prefix)
+    with refused(f"{path} is no SentencePiece model"):
+        return sentencepiece_tokenizer(pieces, spelling)
 
 
-def sentencepiece_tokenizer(pieces: Sequence[Piece], *, dummy_prefix: bool) -> tokenizers.Tokenizer:
-    """The tokenizer of these pieces; `dummy_prefix` puts a space in front of every text."""
+def sentencepiece_tokenizer(pieces: Sequence[Piece], spelling: Spelling) -> tokenizers.Tokenizer:
+    """The tokenizer of these pieces."""
     ids = {piece.text: place for place, piece in enumerate(pieces)}
     unknown = next((piece.text for piece in pieces if piece.kind == UNKNOWN), None)
     model = models.BPE(
@@ -64,19 +91,28 @@ def sentencepiece_tokenizer(pieces: Sequence[Piece], *, dummy_prefix: bool) -> t
         ]
     )
     backend.add_tokens(
-        [AddedToken(piece.text, normalized=False) for piece in pieces if piece.kind == USER_DEFINED]
+        [
+            AddedToken(piece.text, normalized=False)
+            for piece in pieces
+            if piece.kind == USER_DEFINED and not _is_joined(piece)
+        ]
     )
-    spaces = normalizers.Replace(" ", "▁")
-    first = [normalizers.Prepend("▁")] if dummy_prefix else []
-    backend.normalizer = normalizers.Sequence([*first, spaces])
-    strip = [decoders.Strip(" ", 1, 0)] if dummy_prefix else []
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    backend.normalizer = spelling.normalizer()
+    strip = [decoders.Strip(" ", 1, 0)] if spelling.dummy_prefix else []
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     backend.decoder = decoders.Sequence(steps)
     return backend
 
 
+def _is_joined(piece: Piece) -> bool:
+    """Whether merges lead to a piece. The user's own are looked for in the text as it is written,
+    but those with spaces in them, like Gemma's runs of spaces, stand there only once it is spelled.
+    """
+    return piece.kind == NORMAL or (piece.kind == USER_DEFINED and _SPACE in piece.text)
+
+
 def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    joinable = {piece.text: place for place, piece in enumerate(pieces) if piece.kind == NORMAL}
+    joinable = {piece.text: place for place, piece in enumerate(pieces) if _is_joined(piece)}
     ranked = []
     for text in joinable:
         score = pieces[joinable[text]].score
@@ -87,9 +123,9 @@ def _merges(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 
-def _parse(data: bytes) -> tuple[list[Piece], int, bool]:
-    """The pieces, the model type and add_dummy_prefix of a serialised ModelProto."""
-    pieces, model_type, dummy_prefix = [], 1, True
+def _parse(data: bytes) -> tuple[list[Piece], int, Spelling]:
+    """The pieces, the model type and the normaliser's settings of a serialised ModelProto."""
+    pieces, model_type, normalizer = [], 1, {}
     for number, value in _fields(data):
         if number == 1 and isinstance(value, bytes):
             entry = dict(_fields(value))
@@ -99,15 +135,20 @@ def _parse(data: bytes) -> tuple[list[Piece], int, bool]:
         elif number == 2 and isinstance(value, bytes):
             model_type = int(dict(_fields(value)).get(3, 1))
         elif number == 3 and isinstance(value, bytes):
-            dummy_prefix = bool(dict(_fields(value)).get(3, 1))
+            normalizer = dict(_fields(value))
     if not pieces:
         raise ValueError("it holds no pieces")
-    return pieces, model_type, dummy_prefix
+    spelling = Spelling(
+        charsmap=_bytes(normalizer.get(2, b"")),
+        single_spaces=bool(normalizer.get(4, 1)),
+        dummy_prefix=bool(normalizer.get(3, 1)),
+    )
+    return pieces, model_type, spelling
 
 
 def _bytes(value: bytes | int) -> bytes:
     if isinstance(value, int):
-        raise ValueError("a piece holds a number in place of its text or score")
+        raise ValueError("it holds a number in place of text")
     return value
 
 

@@ -36,7 +36,7 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """`add_bos`, `add_eos`: as a config says explicitly; None for both leaves it to `backend`.
+        """`add_bos`, `add_eos`: as a config says explicitly; None leaves that end to `backend`.
 
         `vocab_size` is the model's: a larger tokenizer is warned of, and text that needs the ids
         beyond is refused.
@@ -57,7 +57,7 @@ class Tokenizer:
         self.eos_id = self._special_id("eos_token")
         self.pad_id = self._special_id("pad_token")
         if add_bos is not None or add_eos is not None:
-            self._surround(bool(add_bos), bool(add_eos))
+            self._surround(add_bos, add_eos)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self.rules = text_rules(backend)
@@ -169,9 +169,18 @@ class Tokenizer:
         token = self.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
-    def _surround(self, add_bos: bool, add_eos: bool) -> None:
-        """Put BOS in front and EOS behind, instead of what the vocabulary's file does by itself."""
+    def _surround(self, add_bos: bool | None, add_eos: bool | None) -> None:
+        """Put BOS in front and EOS behind, instead of what the vocabulary's file does by itself;
+        None keeps what it does at that end.
+        """
         begin, end = self.special_tokens.get("bos_token"), self.special_tokens.get("eos_token")
+        sample = self._backend.encode("a")
+        ends = [
+            token if put else None
+            for token, put in zip(sample.tokens, sample.special_tokens_mask, strict=True)
+        ]
+        add_bos = ends[:1] == [begin] if add_bos is None else add_bos
+        add_eos = ends[-1:] == [end] if add_eos is None else add_eos
         front = [begin] if add_bos and begin is not None else []
         back = [end] if add_eos and end is not None else []
         self._backend.post_processor = TemplateProcessing(

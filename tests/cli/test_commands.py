@@ -3,6 +3,7 @@
 import importlib.metadata
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,8 +82,12 @@ def test_generate_prints_text_alone(run, llama, tmp_path):
 
 def test_a_snapshot_says_the_same_on_another_mesh(run, llama, truth, tmp_path):
     prompt, greedy = truth
-    out = tmp_path / "snapshot"
-    assert run("convert", llama, out, "--tensor-parallel-size", 2).code == 0
+    source, out = tmp_path / "source", tmp_path / "snapshot"
+    shutil.copytree(llama, source)
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "rag.jinja").write_text("rag")
+    assert run("convert", source, out, "--tensor-parallel-size", 2).code == 0
+    assert (out / "additional_chat_templates" / "rag.jinja").read_text() == "rag"
     assert run("convert", llama, out).code == 2  # it is not empty any more
     result = run(
         *("generate", out, "--prompt-token-ids", ids(prompt), "--tensor-parallel-size", 4),

@@ -1,6 +1,7 @@
 """Chats render as transformers renders them; a template that misbehaves fails alone."""
 
 import json
+import shutil
 
 import pytest
 
@@ -93,6 +94,17 @@ def test_named_templates():
     assert template.render(HELLO, tools=[{"name": "f"}]) == "tools"
     with pytest.raises(ChatTemplateError, match="there are: default, tool_use"):
         template.render(HELLO, name="rag")
+
+
+def test_further_templates_are_files_of_their_own(golden_dir, tmp_path):
+    shutil.copy(golden_dir("llama_tied") / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "older"}')
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.render_chat(HELLO) == "plain"
+    assert tokenizer.render_chat(HELLO, tools=[{"name": "f"}]) == "tools"
 
 
 @pytest.mark.parametrize(("source", "end"), [("{{m}}", "start  "), ("{{m | trim}}", "start")])
