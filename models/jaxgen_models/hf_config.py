@@ -18,6 +18,8 @@ MAX_SIZE: Final = 1 << 24
 IGNORED: Final = frozenset(
     [
         "_name_or_path",
+        "_commit_hash",
+        "_num_labels",
         "_attn_implementation",
         "_attn_implementation_autoset",
         "attn_implementation",
@@ -88,6 +90,13 @@ IGNORED: Final = frozenset(
         "tf_legacy_loss",
         "gradient_checkpointing",
         "model_max_length",
+        "max_sequence_length",
+        "neftune_noise_alpha",
+        "output_past",
+        "predict_special_tokens",
+        "seed",
+        "custom_pipelines",
+        "transformers.js_config",
         "unsloth_version",
         "unsloth_fixed",
     ]

@@ -135,7 +135,8 @@ def read_rope_table(
     table = dict(table)
     if table.get("rope_theta") is not None:
         theta = _number(hf, key, "rope_theta", table["rope_theta"])
-    table.pop("rope_theta", None)
+    for name in ("rope_theta", "finetuned"):  # the latter: that the model was trained so
+        table.pop(name, None)
     kind = _kind(hf, key, table, aliases)
     if kind not in _ORIGINAL and kind != "dynamic":
         table.pop("original_max_position_embeddings", None)

@@ -154,6 +154,50 @@ def test_null_is_no_second_default(golden_dir, family) -> None:
         assert isinstance(null, str) or null == off, key
 
 
+# Keys of published checkpoints that nothing reads: what Llamas and Vicunas, SmolLM2, Falcon 3, the
+# YaRN models, GPT-2's larger sizes, DistilGPT-2, Dolly, Galactica, Qwen 1.5 and Qwen3-Coder say.
+UNREAD: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    ("llama", {"max_sequence_length": 2048}),
+    ("llama", {"is_llama_config": True, "rope_interleaved": False}),
+    ("llama", {"transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}}}),
+    ("llama", {"activation": "swiglu", "_commit_hash": "c0ffee"}),
+    ("llama", {"neftune_noise_alpha": 5}),
+    ("gpt2", {"n_special": 0, "predict_special_tokens": True, "output_past": True}),
+    ("gpt2", {"_num_labels": 1}),
+    ("gpt_neox", {"custom_pipelines": {"text-generation": {"impl": "instruct_pipeline.Pipe"}}}),
+    ("opt", {"learned_embeddings": True, "scale_embeddings": False}),
+    ("qwen2", {"seed": 1234}),
+    ("qwen3_moe", {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0}),
+)
+
+
+@pytest.mark.parametrize(("family", "said"), UNREAD, ids=lambda value: str(value)[:40])
+def test_what_published_configs_say_besides_changes_nothing(golden_dir, family, said) -> None:
+    config = base(golden_dir, family)
+    assert read({**config, **said}) == read(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("llama", {"activation": "relu"}),
+        ("llama", {"rope_interleaved": True}),
+        ("opt", {"learned_embeddings": False}),
+        ("qwen3_moe", {"use_qk_norm": False}),
+    ],
+)
+def test_but_what_it_would_change_is_refused(golden_dir, family, said) -> None:
+    with pytest.raises(ConfigError, match=next(iter(said))):
+        find_policy({**base(golden_dir, family), **said}, {})
+
+
+def test_a_stretch_that_the_model_was_trained_for_is_a_stretch(golden_dir) -> None:
+    config = base(golden_dir, "llama")
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    stretched = read({**config, "rope_scaling": yarn})
+    assert read({**config, "rope_scaling": {**yarn, "finetuned": True}}) == stretched
+
+
 REFUSING = {policy.family: policy.refuses for policy in supported_architectures().values()}
 
 

@@ -21,6 +21,9 @@ class LlamaPolicy(InferencePolicy):
     @classmethod
     def read_config(cls, hf: HFConfig) -> DecoderConfig:
         """attention_bias and mlp_bias are absent in old configs and mean false."""
+        # Some of the training programs of Llama-like models say so twice.
+        hf.ignore("is_llama_config")
+        hf.choice("activation", ("swiglu",), "swiglu")
         attention_bias = hf.flag("attention_bias", False)
         return read_decoder_config(
             hf,

@@ -27,6 +27,8 @@ class OPTPolicy(InferencePolicy):
     def read_config(cls, hf: HFConfig) -> OPTConfig:
         """Absent keys mean the sizes of OPT 125m; enable_bias covers every projection."""
         hf.ignore("dropout", "activation_dropout", "layerdrop", "init_std")
+        if not hf.flag("learned_embeddings", True):
+            raise hf.error("learned_embeddings = false is not supported")
         num_layers = hf.size("num_hidden_layers", 12)
         model_dim = hf.size("hidden_size", 768)
         heads = hf.size("num_attention_heads", 12)

@@ -30,6 +30,8 @@ class Qwen3MoePolicy(InferencePolicy):
         """intermediate_size is the width of layers without experts; attention_bias covers o too."""
         fields = read_decoder_fields(hf, defaults=_DEFAULTS, windows=switched_windows)
         attention_bias = hf.flag("attention_bias", False)
+        if not hf.flag("use_qk_norm", True):
+            raise hf.error("use_qk_norm = false is not supported")
         config = MoEConfig(
             **fields,
             qk_norm=True,
