@@ -24,10 +24,16 @@ def layer_type_windows(hf: HFConfig, num_layers: int, window: int | None) -> Win
 
 
 def every_layer_windows(hf: HFConfig, num_layers: int, absent: int | None = 4096) -> Windows:
-    """Mistral: one window for all layers, 4096 where the key is absent; null switches it off."""
+    """Mistral: one window for all layers, 4096 where the key is absent; null switches it off.
+
+    transformers has the same window in all layers whatever layer_types says, so a list that says
+    otherwise is refused.
+    """
     window = hf.optional_size("sliding_window", absent=absent)
-    width = None if window is None else int(window)
-    return layer_type_windows(hf, num_layers, width) or (width,) * int(num_layers)
+    windows = (None if window is None else int(window),) * int(num_layers)
+    if layer_type_windows(hf, num_layers, windows[0]) not in (None, windows):
+        raise hf.error(f"layer_types must be alike: sliding_window = {windows[0]} is every layer's")
+    return windows
 
 
 def periodic_windows(hf: HFConfig, num_layers: int, *, window: int, period: int) -> Windows:

@@ -122,6 +122,16 @@ def test_mistral_window_is_on_unless_null():
     assert read(**mistral, sliding_window=None).windows == (None,) * 3
 
 
+def test_mistral_layers_are_alike_whatever_layer_types_says():
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    slide, full = ["sliding_attention"] * 3, ["full_attention"] * 3
+    assert read(**mistral, layer_types=slide).windows == (4096,) * 3
+    assert read(**mistral, layer_types=full, sliding_window=None).windows == (None,) * 3
+    for types in (full, [*slide[:2], full[0]]):
+        with pytest.raises(ConfigError, match="layer_types must be alike: sliding_window = 4096"):
+            read(**mistral, layer_types=types)
+
+
 def test_qwen2_windows_upper_layers():
     qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "max_window_layers": 1}
     assert read(**qwen, use_sliding_window=False).windows == (None, None, None)
