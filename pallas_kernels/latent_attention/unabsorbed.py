@@ -8,10 +8,10 @@ that meet the same latents on, that is less work: a third, for a prompt in one p
 import importlib
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels.dispatch import target_platform
@@ -23,7 +23,8 @@ from pallas_kernels.per_head import per_head
 _HEAD_DIMS = (192, 256)  # of ragged attention, that a plain and a rotated key may come to
 _LEAST = 160  # query tokens of a row that is expanded
 _ROOM = 8192  # latents that can be expanded in a step of fewer tokens
-_NO_OPTIONS = {"window": None, "soft_cap": None, "sinks": None, "alibi": None}
+_FEWEST = 1024  # tokens of a step for which expanding so many latents pays
+_NO_OPTIONS: dict[str, Any] = {"window": None, "soft_cap": None, "sinks": None, "alibi": None}
 
 
 def can_expand(
@@ -31,7 +32,7 @@ def can_expand(
 ) -> bool:
     """Whether a step of this shape may hold long prompts, and kernels serve it either way."""
     tokens, heads, key = q.shape
-    if target_platform() != "cuda" or tokens < _LEAST or tokens <= rows.starts.shape[0]:
+    if target_platform() != "cuda" or tokens < _FEWEST or tokens <= rows.starts.shape[0]:
         return False
     problem = LatentProblem(
         tokens=tokens,
@@ -72,21 +73,11 @@ def attend_unabsorbed(
     pages = pages.write(new, rows)
     room = _room(q.shape[0], pages, rows)
     expands = _expands(rows, pages.page_size, room)
-    live = rows.live_lengths() > 0
-
-    def absorbed() -> Array:
-        return _absorbed(q, pages, _only(rows, ~expands), up, scale=scale)
-
-    def expanded() -> Array:
-        return _expanded(q, pages, _only(rows, expands), up, scale=scale, room=room)
-
-    def both() -> Array:
-        return absorbed() + expanded()  # each gives zeros for the other's tokens
-
-    # One switch: the host waits for the device to know each.
-    kinds = jnp.where((live & ~expands).any(), 1, 0) + jnp.where((live & expands).any(), 2, 0)
-    out = lax.switch(jnp.maximum(kinds - 1, 0), (absorbed, expanded, both))
-    return out, pages
+    # Both, whichever rows there are, each with zeros for the other's tokens: at a branch the host
+    # would wait for the device in each layer, and what layers have in common compile in each.
+    absorbed = _absorbed(q, pages, _only(rows, ~expands), up, scale=scale)
+    expanded = _expanded(q, pages, _only(rows, expands), up, scale=scale, room=room)
+    return absorbed + expanded, pages
 
 
 def _room(tokens: int, pages: LatentPages, rows: RaggedRows) -> int:
@@ -168,5 +159,7 @@ def _expanded(
         block_table=table,
         num_rows=rows.num_rows,
     )
-    out = _kernels("ragged_attention").attend(q, there, found, scale=scale, **_NO_OPTIONS)
-    return out[..., :value]
+    ragged_attention, options = _kernels("ragged_attention"), dict(_NO_OPTIONS)
+    if target_platform() == "cuda":
+        options["plans"] = ragged_attention.long_rows_plans(key)
+    return ragged_attention.attend(q, there, found, scale=scale, **options)[..., :value]

@@ -129,6 +129,11 @@ def _plans(problem: Problem, tokens: int, rows: RaggedRows) -> tuple[Plan, ...]:
     return prefill_plan(*machine, longer_than=few), decode_plan(*machine, tokens=few)
 
 
+def long_rows_plans(head_dim: int) -> tuple[Plan, ...]:
+    """What serves steps of which no row has few query tokens."""
+    return (prefill_plan(head_dim, SMS, _SHARED_MEMORY),)
+
+
 def short_rows(rows: RaggedRows, most: int) -> Queries:
     """Every row of at most so many query tokens as one item."""
     lengths = rows.live_lengths()

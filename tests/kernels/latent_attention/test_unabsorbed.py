@@ -46,10 +46,11 @@ def test_agrees_with_absorbed_attention(name: str) -> None:
 @pytest.mark.parametrize(
     ("tokens", "dim", "dtype", "expected"),
     [
-        (512, 192, "bfloat16", True),
+        (1024, 192, "bfloat16", True),
+        (512, 192, "bfloat16", False),
         (8, 192, "bfloat16", False),
-        (512, 160, "bfloat16", False),
-        (512, 192, "float32", False),
+        (1024, 160, "bfloat16", False),
+        (1024, 192, "float32", False),
     ],
 )
 def test_is_for_prompts_where_kernels_serve(
