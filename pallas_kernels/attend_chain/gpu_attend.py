@@ -46,6 +46,7 @@ LINE = ROWS * HEAD * 2  # bytes of shared memory beside the ring's
 class Attending:
     """What is fixed of the attention. pieces: the most of the context. first, after: the pieces
     that a launch attends, all but in the interpreter, which has no barrier of the whole grid.
+    opens_early: the weights of blocks that join nothing come while pieces are joined.
     """
 
     kv_heads: int
@@ -60,6 +61,7 @@ class Attending:
     pieces: int
     first: int = 0
     after: int | None = None
+    opens_early: bool = False
 
     @property
     def slots(self) -> int:
@@ -159,6 +161,8 @@ def _unit(problem: Problem, plan: Plan, refs: Any, one: Attending, head: Any, pi
         part = head * one.pieces + piece
         is_part = ~unit.leads & (piece < place.pieces)
         pl.when(is_part)(lambda: _store_part(problem, refs, one, part, state))
+        if one.opens_early:
+            pl.when(~unit.leads)(lambda: _open(refs))
         if not problem.interpret:
             _meet_if_cut(place.pieces, plan, refs)
         rows = jnp.where(unit.leads, (place.pieces - 1) * one.part_rows, 0)
@@ -166,6 +170,14 @@ def _unit(problem: Problem, plan: Plan, refs: Any, one: Attending, head: Any, pi
     pl.when(unit.leads)(lambda: _store(problem, refs, one, unit, state, heads))
     is_own = (place.page < one.num_pages) & unit.leads
     pl.when(is_own)(lambda: _write(refs, one, unit))
+    if one.pieces > 1 and one.opens_early:
+        pl.when(unit.leads)(lambda: _open(refs))
+    else:
+        _open(refs)
+
+
+def _open(refs: Any) -> None:
+    """Leave the ring to the weights."""
     plgpu.wait_smem_to_gmem(0)
     plgpu.barrier_arrive(refs.opened)
 

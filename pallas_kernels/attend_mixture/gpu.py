@@ -66,6 +66,7 @@ def run(
     one, inputs = attention_of(
         *(fused, pages, rows, attention), blocks=plan.blocks, interpret=bool(interpret)
     )
+    one = replace(one, opens_early=True)
     if not interpret:  # where there are no words
         one = SendingAttention.of(one, facts.words("attended"))
     facts = replace(facts, before=one)

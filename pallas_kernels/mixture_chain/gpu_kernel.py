@@ -3,7 +3,8 @@
 A block of threads has two warpgroups, as in layer_chain. One loads weights: across the barriers
 between phases, but for the experts', which must have been chosen. The other computes. What it sends
 to all blocks are words that say by themselves whether they are there; only the experts' hidden
-layers, which are long, lie behind a barrier of the whole grid.
+layers, which are long, lie behind a barrier of the whole grid. What needs no other block is asked
+for before a wait for others: behind it, each such load would be a wait of its own.
 """
 
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from pallas_kernels.layer_chain.gpu_plan import PARTS, TILE, UNIT, Plan, Stage
 from pallas_kernels.layer_chain.gpu_unit import SUMS, load_unit, store_unit, sum_parts
 from pallas_kernels.mixture_chain.gpu_choice import LISTED, choose, shares_of
 from pallas_kernels.mixture_chain.gpu_plan import MEETINGS, ROUND, Facts, Phase, units_of_expert
-from pallas_kernels.mixture_chain.gpu_stream import share, stream
+from pallas_kernels.mixture_chain.gpu_stream import share, steps_of, stream
 from pallas_kernels.mixture_chain.gpu_tokens import (
     find_scores,
     keep,
@@ -91,44 +92,62 @@ def launch(facts: Facts, plan: Plan, phases: tuple[Phase, ...], named: dict[str,
 
 def _compute(facts: Facts, plan: Plan, phases: tuple[Phase, ...], refs: Any) -> None:
     """Phase after phase."""
-    plgpu.set_max_registers(232, action="increase")
+    # What is asked for before a wait stays in registers until after it.
+    plgpu.set_max_registers(248, action="increase")
     together, done = len(phases) > 1, jnp.int32(facts.skipped)
     if together:
         refs.round = refs.state[ROUND] + 1
     if facts.before is not None:
         facts.before.run(facts.problem, plan, refs)
+    addend = _first_addend(facts, plan, "out", refs) if Phase.OUT in phases else None
+    deciding = _deciding(facts, plan, refs) if Phase.ROUTER in phases else None
     if Phase.OUT in phases:
         stage = facts.stage("out")
         if facts.before is None:
             _take_tokens(facts, plan, stage, refs)
         else:
             keep(refs, take(facts, plan, refs, stage))
-        done = _plain(facts, plan, stage, refs, done)
-    if Phase.ROUTER in phases:
-        done = _router(facts, plan, refs, done, together)
+        done = _plain(facts, plan, stage, refs, done, addend)
+    if deciding is not None:
+        done = _router(facts, plan, refs, done, together, deciding)
+    addend = _first_addend(facts, plan, "down", refs) if Phase.DOWN in phases else None
+    is_last = Phase.NEXT in phases and facts.fused is not None
+    next_norm = norm_weights(facts.problem, plan, facts.stage("next"), refs) if is_last else None
     if not together and (Phase.UP in phases or Phase.DOWN in phases):
         refs.shares = _choose(facts, refs)
     if Phase.UP in phases:
         stage = facts.stage("up")
         if not together:
-            _take_stream(facts, plan, stage, refs)
+            weights = norm_weights(facts.problem, plan, stage, refs)
+            _take_stream(facts, plan, stage, refs, weights)
         done = _plain(facts, plan, stage, refs, done)
         if together:
             meet(refs.state.at[pl.ds(MEETINGS, 1)], plan.blocks)
             _end_round(refs)  # everyone has read which one it is
     if Phase.DOWN in phases:
-        done = _down(facts, plan, refs, done)
-    if Phase.NEXT in phases and facts.fused is not None:
+        done = _down(facts, plan, refs, done, addend)
+    if next_norm is not None:
         stage = facts.stage("next")
-        _take_stream(facts, plan, stage, refs)
+        _take_stream(facts, plan, stage, refs, next_norm)
         _plain(facts, plan, stage, refs, done)
 
 
-def _router(facts: Facts, plan: Plan, refs: Any, done: Any, together: bool) -> Any:
-    """What decides on the experts, and the shared expert's first product."""
-    stage = facts.stage("shared")
+def _deciding(facts: Facts, plan: Plan, refs: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+    """What this block decides on the experts with: a row of the router, the norm's weights."""
     row = router_row(facts, plan, refs, own_expert(facts))
-    weights = norm_weights(facts.problem, plan, facts.stage("up"), refs)
+    return row, norm_weights(facts.problem, plan, facts.stage("up"), refs)
+
+
+def _router(
+    facts: Facts,
+    plan: Plan,
+    refs: Any,
+    done: Any,
+    together: bool,
+    deciding: tuple[list[jax.Array], list[jax.Array]],
+) -> Any:
+    """What decides on the experts, and the shared expert's first product."""
+    stage, (row, weights) = facts.stage("shared"), deciding
     tokens = normalise(facts, take(facts, plan, refs, facts.stage("up")), weights)
     find_scores(facts, plan, refs, tokens, row)
     keep(refs, tokens)
@@ -151,8 +170,9 @@ def _end_round(refs: Any) -> None:
         refs.state[ROUND] = refs.round
 
 
-def _take_stream(facts: Facts, plan: Plan, stage: Stage, refs: Any) -> None:
-    weights = norm_weights(facts.problem, plan, stage, refs)
+def _take_stream(
+    facts: Facts, plan: Plan, stage: Stage, refs: Any, weights: list[jax.Array]
+) -> None:
     values = take(facts, plan, refs, stage)
     if stage.result == "fused":
         plgpu.barrier_arrive(refs.seen)
@@ -163,15 +183,22 @@ def _take_tokens(facts: Facts, plan: Plan, stage: Stage, refs: Any) -> None:
     Tokens(facts.problem, plan, stage, refs, jnp.int32(0)).begin(None)
 
 
-def _plain(facts: Facts, plan: Plan, stage: Stage, refs: Any, done: Any) -> Any:
-    """This block's units of a product with rows in parts; the tokens are there."""
+def _plain(
+    facts: Facts,
+    plan: Plan,
+    stage: Stage,
+    refs: Any,
+    done: Any,
+    addend: jax.Array | None = None,
+) -> Any:
+    """This block's units of a product with rows in parts; the tokens are there. addend: the first
+    unit's, where the product has one.
+    """
     first, last = share(stage.units, plan, facts.shared // UNIT if stage.weight == "gate_up" else 0)
     steps = stage.width // plan.columns
     tokens = Tokens(facts.problem, plan, stage, refs, jnp.int32(0))
 
-    @pl.loop(first, last)
-    def _unit(unit: Any) -> None:
-        addend = _addend(facts, stage, refs, unit)
+    def compute(unit: Any, addend: jax.Array | None) -> None:
         for turn in range(stage.passes):
             before = ((unit - first) * stage.passes + turn) * steps
             products = products_of_unit(facts.problem, plan, stage, refs, tokens, done, before)
@@ -180,7 +207,40 @@ def _plain(facts: Facts, plan: Plan, stage: Stage, refs: Any, done: Any) -> Any:
         plgpu.commit_smem()
         _finish(facts, stage, refs, unit, addend)
 
-    return done + (last - first) * stage.passes * steps
+    _each_unit(facts, stage, refs, (first, last), compute, addend)
+    return done + steps_of((first, last), stage.passes * steps)
+
+
+def _each_unit(
+    facts: Facts,
+    stage: Stage,
+    refs: Any,
+    units: tuple[Any, Any],
+    compute: Any,
+    addend: jax.Array | None,
+) -> None:
+    """Call compute(unit, addend) for each; an addend, from the first one's on, is on its way while
+    the unit before it is computed.
+    """
+    first, last = units
+    if addend is None:
+        pl.loop(first, last)(lambda unit: compute(unit, None))
+        return
+
+    def one(unit: Any, addend: jax.Array) -> jax.Array:
+        following = _addend(facts, stage, refs, jnp.minimum(unit + 1, last - 1))
+        compute(unit, addend)
+        return following
+
+    lax.fori_loop(first, last, one, addend)
+
+
+def _first_addend(facts: Facts, plan: Plan, name: str, refs: Any) -> jax.Array:
+    """The addend of this block's first unit: "residual", or what this block itself has written of
+    "middle".
+    """
+    stage = facts.stage(name)
+    return _addend(facts, stage, refs, share(stage.units, plan)[0])
 
 
 def _place(stage: Stage, facts: Facts, unit: Any) -> tuple[Any, Any]:
@@ -196,10 +256,9 @@ def _place(stage: Stage, facts: Facts, unit: Any) -> tuple[Any, Any]:
     return lax.div(unit, each), pl.ds(column, UNIT)
 
 
-def _addend(facts: Facts, stage: Stage, refs: Any, unit: Any) -> jax.Array | None:
-    """What is to be added to a unit's results: on its way while the unit is computed."""
-    if stage.addend is None:
-        return None
+def _addend(facts: Facts, stage: Stage, refs: Any, unit: Any) -> jax.Array:
+    """What is to be added to a unit's results."""
+    assert stage.addend is not None, f"{stage.weight} has no addend"
     first = getattr(refs, stage.addend), _place(stage, facts, unit)
     return load_unit(first, 1, 0, bool(facts.interpret))
 
@@ -235,7 +294,7 @@ def _store(
         send(refs.state.at[pl.ds(start, UNIT)], value, refs.round)
 
 
-def _down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
+def _down(facts: Facts, plan: Plan, refs: Any, done: Any, addend: jax.Array | None) -> Any:
     """This block's units of the experts' last product, and the sum over the experts."""
     stage = facts.stage("down")
     first, last = share(stage.units, plan)
@@ -244,9 +303,7 @@ def _down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
     tokens = Tokens(facts.problem, plan, stage, refs, jnp.int32(0))
     filled = SimpleNamespace(**(vars(refs) | {"full": refs.all_full}))
 
-    @pl.loop(first, last)
-    def _unit(unit: Any) -> None:
-        addend = _addend(facts, stage, refs, unit)
+    def compute(unit: Any, addend: jax.Array | None) -> None:
         products = products_of_unit(
             facts.problem, plan, stage, filled, tokens, done, (unit - first) * steps
         )
@@ -262,6 +319,7 @@ def _down(facts: Facts, plan: Plan, refs: Any, done: Any) -> Any:
             total = part if total is None else total + part
         _store(facts, stage, refs, unit, total, addend)
 
+    _each_unit(facts, stage, refs, (first, last), compute, addend)
     return done + (last - first) * steps
 
 

@@ -98,7 +98,7 @@ class Facts:
 
 def make_plan(facts: Facts, blocks: int, *, least: int = 0) -> Plan:
     """Shared memory for the tokens of the widest product, at least so many bytes, and all else for
-    weights in flight.
+    weights: a few on their way, and those that are there before their tokens are.
     """
     widths = (facts.inner // PARTS, facts.model // PARTS, facts.ffn)
     columns = next(each for each in (128, 64) if all(width % each == 0 for width in widths))
