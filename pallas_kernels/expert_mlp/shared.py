@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.expert_mlp.checks import Gate
+from pallas_kernels.product import product
 
 
 @jax.tree_util.register_dataclass
@@ -28,19 +29,8 @@ def visit(
 ) -> Float[Array, "tokens model"]:
     """Its output times its share, in x's dtype."""
     _, ffn, model = shared.gate_up.shape
-    hidden = _project(x, shared.gate_up.reshape(2 * ffn, model)).reshape(-1, 2, ffn)
-    out = _project(gate(hidden[:, 0], hidden[:, 1]), shared.down)
+    hidden = product(x, shared.gate_up.reshape(2 * ffn, model)).reshape(-1, 2, ffn)
+    out = product(gate(hidden[:, 0], hidden[:, 1]), shared.down)
     if shared.share is None:
         return out
     return (out.astype(jnp.float32) * shared.share[:, None]).astype(x.dtype)
-
-
-def _project(x: Float[Array, "tokens in"], weight: Float[Array, "out in"]) -> Array:
-    out = jax.lax.dot_general(
-        x,
-        weight,
-        (((1,), (1,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    )
-    return out.astype(x.dtype)
