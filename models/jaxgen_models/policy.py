@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from jaxgen_checkpoints.container_map import ContainerMap
 from jaxgen_checkpoints.heads import HeadLayout
+from jaxgen_checkpoints.source import TensorInfo
 from jaxgen_models.cache import KVCache, LayerCache
 from jaxgen_models.config import DecoderConfig
 from jaxgen_models.decoder import Decoder
@@ -45,6 +46,14 @@ class InferencePolicy(ABC):
 
     def __init__(self, config: DecoderConfig) -> None:
         self.config = config
+
+    @classmethod
+    def of_checkpoint(cls, hf: HFConfig, tensors: Mapping[str, TensorInfo]) -> "InferencePolicy":
+        """The policy over a checkpoint's config. What a family's configs leave open, the tensors
+        say, where there are some.
+        """
+        del tensors
+        return cls(cls.read_config(hf))
 
     @classmethod
     @abstractmethod

@@ -56,7 +56,7 @@ def find_policy(
             f"policy AutoPolicy: {name} mapped by its Llama-like structure",
         )
     found, reason = _registered(hf, tensors) if policy is None else _family(policy)
-    return PolicyChoice(found(found.read_config(hf)), f"policy {found.__name__}: {reason}")
+    return PolicyChoice(found.of_checkpoint(hf, tensors), f"policy {found.__name__}: {reason}")
 
 
 def supported_architectures() -> dict[str, type[InferencePolicy]]:

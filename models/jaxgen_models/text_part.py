@@ -7,9 +7,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from jaxgen_checkpoints.container_map import ContainerMap
+from jaxgen_checkpoints.source import TensorInfo
 from jaxgen_models.hf_config import IGNORED, HFConfig
 
 _TIED: Final = "tie_word_embeddings"
+_HEAD: Final = "lm_head.weight"
 # What stands outside counts for the whole model, whatever the text part says of itself alone.
 _OUTSIDE_FIRST: Final = (("dtype", "torch_dtype"), ("eos_token_id",), ("bos_token_id",))
 
@@ -77,6 +79,27 @@ def read_text_part(
     hf.ignore(*others)
     hf.finish(family)
     return HFConfig(inner, where)
+
+
+def with_head_looked_for(
+    hf: HFConfig, tensors: Mapping[str, TensorInfo], *, tied: bool
+) -> HFConfig:
+    """The config, saying whether the head is tied as the tensors show it, if they are asked for it.
+
+    They are where the outer config ties the head and the inner one does not agree: transformers
+    writes that for tied checkpoints and, by its classes' defaults, for those with a head of their
+    own. tied: what an outer config means that does not say.
+    """
+    text = hf.raw.get("text_config")
+    outer = hf.raw.get(_TIED)
+    outer = tied if outer is None else outer
+    if not tensors or outer is not True or not isinstance(text, dict):
+        return hf
+    if text.get(_TIED) not in (None, False):
+        return hf
+    alone = any(name.endswith(_HEAD) for name in tensors)
+    said = {_TIED: not alone}
+    return HFConfig({**hf.raw, **said, "text_config": {**text, **said}}, hf.where)
 
 
 def text_part_map(containers: ContainerMap, others: Sequence[str]) -> ContainerMap:

@@ -171,6 +171,35 @@ def test_a_head_of_its_own_is_wanted_where_either_config_says_so(config, name, o
     assert read(whole).tied == (name == "gemma3_multimodal" if tied is None else tied)
 
 
+@pytest.mark.parametrize(
+    ("outer", "inner", "looked_for"),
+    [
+        (True, False, {"gemma3_multimodal", "mistral3", "exaone4_5_text"}),
+        (True, None, {"gemma3_multimodal", "mistral3", "exaone4_5_text"}),
+        (None, None, {"gemma3_multimodal", "mistral3"}),
+        (None, False, {"gemma3_multimodal", "mistral3"}),
+        (False, None, set()),
+        (False, False, set()),
+        (True, True, set()),
+    ],
+)
+@pytest.mark.parametrize("name", [*FIXTURES, "exaone4_5_text"])
+def test_the_tensors_show_the_head_where_configs_leave_it_open(
+    golden_dir, config, name, outer, inner, looked_for
+):
+    whole = config(name)
+    stored = open_checkpoint(golden_dir(name)).source.tensors()
+    tied = {each: info for each, info in stored.items() if not each.endswith("lm_head.weight")}
+    untied = {**tied, "language_model.lm_head.weight": next(iter(tied.values()))}
+    for table, value in ((whole, outer), (whole["text_config"], inner)):
+        table["tie_word_embeddings"] = value
+        if value is None:
+            del table["tie_word_embeddings"]
+    found = [find_policy(whole, tensors).policy.config.tied for tensors in (tied, untied)]
+    said = find_policy(whole, {}).policy.config.tied
+    assert found == ([True, False] if name in looked_for else [said, said])
+
+
 def test_what_stands_outside_counts_for_the_whole(config):
     whole = config("mistral3")
     inner = read(whole, dtype="float32", torch_dtype="float32", eos_token_id=2)

@@ -1,6 +1,9 @@
 """How an EXAONE 4 checkpoint, or the text part of an EXAONE 4.5 one, becomes a model."""
 
+from collections.abc import Mapping
+
 from jaxgen_checkpoints.container_map import ContainerMap
+from jaxgen_checkpoints.source import TensorInfo
 from jaxgen_models.decoder_config import Defaults, read_decoder_fields
 from jaxgen_models.decoder_container import llama_like_map
 from jaxgen_models.exaone4.config import Exaone4Config
@@ -8,7 +11,7 @@ from jaxgen_models.exaone4.container import UNMAPPED_45, Exaone4Ends, Exaone4Lay
 from jaxgen_models.exaone4.model import Exaone4ForCausalLM
 from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.policy import InferencePolicy
-from jaxgen_models.text_part import read_text_part, text_part_map
+from jaxgen_models.text_part import read_text_part, text_part_map, with_head_looked_for
 from jaxgen_models.window_config import Windows, layer_type_windows, periodic_windows
 
 
@@ -40,6 +43,11 @@ class Exaone45Policy(Exaone4Policy):
     family = "exaone4_5"
     architectures = ("Exaone4_5_ForConditionalGeneration",)
     model_types = ("exaone4_5",)
+
+    @classmethod
+    def of_checkpoint(cls, hf: HFConfig, tensors: Mapping[str, TensorInfo]) -> InferencePolicy:
+        """The head is a tensor of its own where there is one and no config says otherwise."""
+        return super().of_checkpoint(with_head_looked_for(hf, tensors, tied=False), tensors)
 
     @classmethod
     def read_config(cls, hf: HFConfig) -> Exaone4Config:

@@ -1,9 +1,11 @@
 """How a Gemma 3 text checkpoint, or the text part of one that takes images, becomes a model."""
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from jaxgen_checkpoints.container_map import ContainerMap
+from jaxgen_checkpoints.source import TensorInfo
 from jaxgen_models.decoder_config import Defaults, read_decoder_fields
 from jaxgen_models.decoder_container import llama_like_map
 from jaxgen_models.gemma3.config import Gemma3Config
@@ -13,7 +15,12 @@ from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.policy import InferencePolicy
 from jaxgen_models.rope_config import RopeConfig, read_rope_table
 from jaxgen_models.soft_capped_config import soft_cap_fields
-from jaxgen_models.text_part import IMAGE_TENSORS, read_text_part, text_part_map
+from jaxgen_models.text_part import (
+    IMAGE_TENSORS,
+    read_text_part,
+    text_part_map,
+    with_head_looked_for,
+)
 from jaxgen_models.window_config import Windows, hybrid_windows
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
@@ -84,6 +91,11 @@ class Gemma3MultimodalPolicy(Gemma3Policy):
     architectures = ("Gemma3ForConditionalGeneration",)
     model_types = ("gemma3",)
     refuses: ClassVar = MappingProxyType({**Gemma3Policy.refuses, "final_logit_softcapping": 30.0})
+
+    @classmethod
+    def of_checkpoint(cls, hf: HFConfig, tensors: Mapping[str, TensorInfo]) -> InferencePolicy:
+        """The head is a tensor of its own where there is one and no config says otherwise."""
+        return super().of_checkpoint(with_head_looked_for(hf, tensors, tied=True), tensors)
 
     @classmethod
     def read_config(cls, hf: HFConfig) -> Gemma3Config:

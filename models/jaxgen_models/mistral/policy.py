@@ -1,6 +1,9 @@
 """How a Mistral checkpoint, or the text part of one that takes images, becomes a model."""
 
+from collections.abc import Mapping
+
 from jaxgen_checkpoints.container_map import ContainerMap
+from jaxgen_checkpoints.source import TensorInfo
 from jaxgen_models.config import DecoderConfig
 from jaxgen_models.decoder_config import read_decoder_config
 from jaxgen_models.decoder_container import llama_like_map
@@ -8,7 +11,12 @@ from jaxgen_models.hf_config import HFConfig
 from jaxgen_models.mistral.container import MistralEnds, MistralLayer
 from jaxgen_models.mistral.model import MistralForCausalLM
 from jaxgen_models.policy import InferencePolicy
-from jaxgen_models.text_part import IMAGE_TENSORS, read_text_part, text_part_map
+from jaxgen_models.text_part import (
+    IMAGE_TENSORS,
+    read_text_part,
+    text_part_map,
+    with_head_looked_for,
+)
 from jaxgen_models.window_config import every_layer_windows
 
 
@@ -43,6 +51,11 @@ class Mistral3Policy(MistralPolicy):
     family = "mistral3"
     architectures = ("Mistral3ForConditionalGeneration",)
     model_types = ("mistral3",)
+
+    @classmethod
+    def of_checkpoint(cls, hf: HFConfig, tensors: Mapping[str, TensorInfo]) -> InferencePolicy:
+        """The head is a tensor of its own where there is one and no config says otherwise."""
+        return super().of_checkpoint(with_head_looked_for(hf, tensors, tied=True), tensors)
 
     @classmethod
     def read_config(cls, hf: HFConfig) -> DecoderConfig:
