@@ -252,8 +252,8 @@ def _biases(given: object) -> dict[int, float]:
     for key, value in given.items():
         try:
             token, bias = int(str(key)), float(value)
-        except (TypeError, ValueError):
-            message = f"must map token ids to numbers; {key!r}: {value!r} does not"
+        except (TypeError, ValueError, OverflowError):
+            message = f"must map token ids to numbers; {key!r}: {value!r:.40} does not"
             raise InvalidParameter("logit_bias", message) from None
         if not math.isfinite(bias):
             raise InvalidParameter("logit_bias", f"of token {token} must be finite, not {bias}")

@@ -40,6 +40,7 @@ from jaxgen.sampling import InvalidParameter, SamplingParams, StructuredOutputs
         ("logit_bias", {"x": 1}),
         ("logit_bias", {1.5: 1}),
         ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: 10**400}),
         ("logit_bias", dict.fromkeys(range(321), 1)),
         ("allowed_token_ids", []),
         ("ignore_eos", 1),

@@ -95,6 +95,11 @@ class StubEngine:
             listener(record)
 
 
+def _known(token, count) -> TokenLogprob:
+    """Of a prompt's token, beside `count` of at most two; the one after its own is impossible."""
+    return TokenLogprob(token, -1.5, ((token, -1.5), (token + 1, float("-inf")))[:count])
+
+
 def _delta(request_id, prompt, params, place, text, reason, ending) -> RequestDelta:
     token, stop_reason = ending or (3 + place, None)
     logprobs = None
@@ -103,7 +108,7 @@ def _delta(request_id, prompt, params, place, text, reason, ending) -> RequestDe
         logprobs = [TokenLogprob(token, -0.25, top)]
     first = place == 0
     asked = first and params.prompt_logprobs is not None
-    known = [None, *(TokenLogprob(t, -1.5, ((t, -1.5),)) for t in prompt[1:])] if asked else None
+    known = [None, *(_known(t, params.prompt_logprobs) for t in prompt[1:])] if asked else None
     completions = [
         CompletionDelta(index, text, [token], logprobs, reason, stop_reason, None)
         for index in range(params.n)

@@ -1,17 +1,25 @@
-"""Every parameter of a request reaches the engine or is refused by name; null is not given."""
+"""Every parameter of a request reaches the engine or is refused by name; null is not given.
+
+So does whatever a client writes where the document leaves the form open: it is served, or refused.
+"""
 
 import dataclasses
+import json
 from types import NoneType
 from typing import get_args
 
 import pytest
 
-from jaxgen.sampling import SamplingParams
+from jaxgen.pipelines import GenerateParams
+from jaxgen.sampling import SamplingParams, StructuredOutputs
 from jaxgen.serving.protocol.chat import ChatRequest
 from jaxgen.serving.protocol.completion import CompletionRequest
 from jaxgen.serving.protocol.responses import ResponsesRequest
 from jaxgen.serving.protocol.service import GenerateRequest
+from jaxgen.serving.routes import native_request
 
+HUGE = 10**400
+JSON = {"content-type": "application/json"}
 HI = [{"role": "user", "content": "hi"}]
 ROUTES = {
     "/v1/completions": (CompletionRequest, {"prompt": "hi"}),
@@ -114,3 +122,28 @@ def test_null_is_not_given(ask, path):
     told = client.post(path, json=body | dict.fromkeys(optional))
     assert told.status_code == 200
     assert engine_of(client).asked[-1][2] == plain
+
+
+def anywhere(name):
+    """Bodies with a member `name` where only its route knows what it may be."""
+    native = {"text": "hi", "sampling_params": {"max_new_tokens": 1}}
+    for value in (True, -1, HUGE, 1e308, "", [HUGE], [[1]], {}, {"5": HUGE}):
+        member = {name: value}
+        if name in native_request.PARAMS:
+            yield "/generate", native | {"sampling_params": native["sampling_params"] | member}
+        if name in GenerateParams.__dataclass_fields__:
+            yield "/mii/stub", {"prompts": "hi", "max_new_tokens": 1} | member
+        if name in StructuredOutputs.__dataclass_fields__:
+            yield "/v1/completions", {"prompt": "hi", "structured_outputs": member}
+            yield "/v1/completions", {"prompt": "hi", "structured_outputs": {"regex": "a"} | member}
+
+
+def test_values_of_no_form_are_served_or_refused_by_name(ask):
+    client = ask(["a"])
+    places = (GenerateParams, StructuredOutputs)
+    names = {name for place in places for name in place.__dataclass_fields__}
+    for name in sorted(names | {*native_request.PARAMS}):
+        for path, body in anywhere(name):
+            told = client.post(path, content=json.dumps(body), headers=JSON)
+            assert told.status_code in (200, 400), (path, name, body)
+            assert told.status_code == 200 or told.json()["error"]["param"], (path, name, body)

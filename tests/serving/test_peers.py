@@ -82,6 +82,27 @@ def test_what_was_matched_is_told_everywhere(ask, ending, max_tokens, matched):
     assert reason["finish_reason"]["matched"] == (matched if max_tokens == 9 else None)
 
 
+def test_a_text_that_has_its_first_token_gets_no_second(ask):
+    """What a client has rendered with a template begins with BOS as text."""
+    client = ask()
+    tokenizer = client.app.state.serving.engine.tokenizer
+    bare = tokenizer.encode("hi", add_special_tokens=False)
+    rendered = tokenizer.special_tokens["bos_token"] + "hi"
+    for text, asked, ids in (
+        ("hi", {}, [tokenizer.bos_id, *bare]),
+        ("hi", {"add_special_tokens": False}, bare),
+        (rendered, {"add_special_tokens": False}, [tokenizer.bos_id, *bare]),
+    ):
+        told = client.post("/v1/completions", json={"prompt": text, **asked})
+        assert told.status_code == 200
+        assert asked_last(client)[0] == ids
+    chat = {**CHAT, "chat_template": "hi"}
+    client = ask(trust_request_chat_template=True)
+    for asked, ids in (({}, bare), ({"add_special_tokens": True}, [tokenizer.bos_id, *bare])):
+        assert client.post("/v1/chat/completions", json={**chat, **asked}).status_code == 200
+        assert asked_last(client)[0] == ids
+
+
 def test_sides_of_truncation(ask):
     client = ask()
     for side, kept in (("left", [8, 9]), ("right", [5, 6]), (None, [8, 9])):
@@ -153,12 +174,22 @@ def test_sglangs_fields_are_refused_by_name(ask):
         ({"json_schema": '{"type"'}, "structured_outputs", "JSON"),
         ({"json_schema": "{}", "regex": "a"}, "sampling_params", "one of json_schema and regex"),
         ({"temperature": 9}, "temperature", "[0, 2]"),
+        ({"logit_bias": {"5": 10**400}}, "logit_bias", "token ids to numbers"),
     ],
 )
 def test_sglangs_parameters_have_their_own_names(ask, params, param, message):
     error = error_of(native(ask(), sampling_params=params))
     assert error["param"] == param
     assert message in error["message"]
+
+
+@pytest.mark.parametrize("start", [-1, 0])
+def test_sglangs_number_of_logprobs_has_its_own_name(ask, start):
+    for count in (21, -1):
+        asked = {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": count}
+        error = error_of(native(ask(), **asked))
+        assert error["param"] == "top_logprobs_num"
+        assert error["message"].startswith("top_logprobs_num must be")
 
 
 def test_sglangs_prompt_alone(ask):

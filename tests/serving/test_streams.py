@@ -119,6 +119,22 @@ def test_logprobs_are_json_in_streams_too(ask):
     assert listed[0] is listed[-1] is None
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "impossible"),
+    [
+        ("/v1/completions", {"prompt": [5, 6], "logprobs": 2}, 3),
+        ("/v1/completions", {"prompt": [5, 6], "logprobs": 2, "echo": True}, 4),
+        ("/v1/completions", {"prompt": [5, 6], "prompt_logprobs": 2}, 1),
+        ("/v1/chat/completions", {**CHAT, "logprobs": True, "top_logprobs": 2}, 3),
+        ("/generate", {"input_ids": [5, 6], "return_logprob": True, "top_logprobs_num": 2}, 4),
+    ],
+)
+def test_what_is_impossible_has_a_logprob_that_json_knows(ask, path, asked, impossible):
+    answer = ask().post(path, json={"logprob_start_len": 0, **asked})
+    assert answer.status_code == 200
+    assert answer.text.count("-9999.0") == impossible
+
+
 def test_logprobs_without_top_logprobs(ask):
     body = {**CHAT, "logprobs": True}
     choice = ask().post("/v1/chat/completions", json=body).json()["choices"][0]

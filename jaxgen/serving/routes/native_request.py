@@ -23,6 +23,9 @@ _RENAMED = {
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
 }
+_OURS = {ours: name for name, ours in _RENAMED.items()} | dict.fromkeys(
+    ("logprobs", "prompt_logprobs"), "top_logprobs_num"
+)
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "ignore_eos"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
@@ -34,6 +37,9 @@ _STRUCTURES = {
     "ebnf": "grammar",
     "structural_tag": "structural_tag",
 }
+PARAMS = (*_RENAMED, *_SAME, *_STRUCTURES)
+"""What sampling_params may hold."""
+
 _REFUSED_PARAMS = {
     "stop_regex": "is not supported: use stop",
     "custom_params": "is not supported: no plug-in reads it",
@@ -128,7 +134,7 @@ def _params(serving: Serving, body: GenerateRequest, given: Mapping[str, Any]) -
         if name in _RENAMED or name in _SAME:
             values[_RENAMED.get(name, name)] = value
         elif name not in (*_STRUCTURES, *_REFUSED_PARAMS):
-            known = ", ".join(sorted((*_RENAMED, *_SAME, *_STRUCTURES)))
+            known = ", ".join(sorted(PARAMS))
             raise InvalidParameter(name, f"is not a sampling parameter here; known: {known}")
     if given.get("max_new_tokens") == 0:
         values["max_tokens"] = 1
@@ -139,4 +145,4 @@ def _params(serving: Serving, body: GenerateRequest, given: Mapping[str, Any]) -
     try:
         return SamplingParams.from_mapping(values)
     except InvalidParameter as error:
-        raise error.under({ours: name for name, ours in _RENAMED.items()}) from None
+        raise error.under(_OURS) from None
