@@ -53,6 +53,20 @@ def test_gemma3_reads_one_rotation_for_each_kind_of_layer(read: Callable[[str], 
         Gemma3Policy.read_config(HFConfig({**config, "rope_parameters": scaling}))
 
 
+def test_gemma3_refuses_a_scaling_that_not_every_transformers_applies(
+    read: Callable[[str], dict],
+) -> None:
+    config = read("gemma3")
+    for scaling in ({"type": "linear"}, {"type": "linear", "rope_type": "default"}):
+        with pytest.raises(ConfigError, match="rope_scaling names"):
+            Gemma3Policy.read_config(
+                HFConfig({**config, "rope_scaling": {"factor": 8.0, **scaling}})
+            )
+    both = {"factor": 8.0, "type": "linear", "rope_type": "linear"}
+    scaled = Gemma3Policy.read_config(HFConfig({**config, "rope_scaling": both}))
+    assert scaled == Gemma3Policy.read_config(HFConfig(config))
+
+
 def test_gemma3_refuses_a_cap_that_the_reference_never_applies(read: Callable[[str], dict]) -> None:
     with pytest.raises(ConfigError, match="attn_logit_softcapping"):
         Gemma3Policy.read_config(HFConfig({**read("gemma3"), "attn_logit_softcapping": 50.0}))

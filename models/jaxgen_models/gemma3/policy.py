@@ -128,7 +128,13 @@ def _windows(hf: HFConfig, num_layers: int) -> Windows:
 def _global_rope(hf: HFConfig, head_dim: int, positions: int) -> RopeConfig:
     """rope_scaling is of the layers that see everything alone."""
     theta = hf.number("rope_theta", 1_000_000.0)
-    table = {**_nested(hf, _GLOBAL), **(hf.table("rope_scaling") or {})}
+    scaling = hf.table("rope_scaling") or {}
+    if scaling.get("type", "default") != "default" and "rope_type" not in scaling:
+        # Older transformers scale by it, newer ones read rope_type alone and scale nothing.
+        raise hf.error(
+            f"rope_scaling names its kind {scaling['type']!r} as type: call it rope_type"
+        )
+    table = {**_nested(hf, _GLOBAL), **scaling}
     return read_rope_table(hf, "rope_scaling", table, head_dim, positions, theta)
 
 
