@@ -64,6 +64,7 @@ class StaticBatchEngine:
                 f"input of {longest} tokens with {new} new ones exceeds max_out_tokens = "
                 f"{self._max_out_tokens}"
             )
+        padding = self._padding(pad_token_id)
         params = SamplingParams(
             temperature=temperature if do_sample else 0.0,
             top_k=top_k if do_sample else 0,
@@ -80,7 +81,6 @@ class StaticBatchEngine:
                 raise RuntimeError(f"row {row}: {completion.error}")
         answers = [completion.token_ids for completion in completions]
         width = max(len(answer) for answer in answers)
-        padding = self._padding(pad_token_id)
         tail = np.full((len(rows), width), padding, np.int32)
         for row, answer in zip(tail, answers, strict=True):
             row[: len(answer)] = answer
@@ -88,6 +88,8 @@ class StaticBatchEngine:
 
     def _padding(self, asked: int | None) -> int:
         if asked is not None:
+            if not abs(asked) < 2**31:
+                raise RefusedInput(f"pad_token_id must be a number of 32 bits, not {asked}")
             return asked
         tokenizer = self.llm.tokenizer
         if tokenizer is not None and tokenizer.pad_id is not None:

@@ -57,6 +57,10 @@ def test_a_row_that_fails_is_no_answer(engine, monkeypatch):
         ([[5, 6]], {"max_new_tokens": 63}, "exceeds max_out_tokens = 64"),
         ([[5, 6]], {"attention_mask": [[1]]}, "attention_mask has shape"),
         ([[5, 6]], {"attention_mask": [[0, 0]]}, "token ids"),
+        ([[5, -1]], {}, "outside the vocabulary"),
+        ([[5, 512]], {}, "outside the vocabulary"),
+        ([[5.0, 6.0]], {}, "token ids"),
+        ([[5, 6]], {"pad_token_id": 2**40}, "pad_token_id must be a number of 32 bits"),
     ],
 )
 def test_what_cannot_be_generated_is_refused(engine, ids, options, words):

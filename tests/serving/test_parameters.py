@@ -122,6 +122,10 @@ def test_null_is_not_given(ask, path):
     told = client.post(path, json=body | dict.fromkeys(optional))
     assert told.status_code == 200
     assert engine_of(client).asked[-1][2] == plain
+    if path == "/generate":
+        nothing = {"sampling_params": dict.fromkeys(native_request.PARAMS)}
+        assert client.post(path, json=body | nothing).status_code == 200
+        assert engine_of(client).asked[-1][2] == plain
 
 
 def anywhere(name):

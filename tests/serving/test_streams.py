@@ -187,8 +187,13 @@ def test_responses_stream_typed_events(ask):
     output = told[-1]["response"]["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
     assert json.loads(output[2]["arguments"]) == {"zone": "UTC"}
-    texts = [e["delta"] for e in told if e["type"] == "response.output_text.delta"]
-    assert "".join(texts) == output[1]["content"][0]["text"] == "Look"
+    parts = ("reasoning_text", "output_text", "function_call_arguments")
+    wholes = [*(item["content"][0]["text"] for item in output[:2]), output[2]["arguments"]]
+    for part, whole in zip(parts, wholes, strict=True):
+        grown = [e["delta"] for e in told if e["type"] == f"response.{part}.delta"]
+        (done,) = [e for e in told if e["type"] == f"response.{part}.done"]
+        assert "".join(grown) == whole == done.get("text", done.get("arguments"))
+    assert wholes[:2] == ["so", "Look"]
     opened = [e["item"]["id"] for e in told if e["type"] == "response.output_item.added"]
     closed = [e["item"]["id"] for e in told if e["type"] == "response.output_item.done"]
     assert opened == closed == [item["id"] for item in output]

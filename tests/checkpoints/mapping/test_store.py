@@ -144,6 +144,16 @@ def test_a_faulty_manifest_is_refused(saved, change, match):
         open_snapshot(saved)
 
 
+def test_a_snapshot_that_is_not_whole_is_refused(saved):
+    *_, last = sorted(saved.glob("*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=f"{last.name}: .*reaches past the end"):
+        open_snapshot(saved)
+    last.unlink()
+    with pytest.raises(CheckpointError, match=f"shards are not in the folder: {last.name}"):
+        open_snapshot(saved)
+
+
 def test_weights_of_another_layout_are_refused(containers, saved, make_model):
     layout = MeshLayout(make_mesh())
     edit(saved, lambda m: m["axes"].update({"layers.0.qkv": ["heads", None, None]}))

@@ -102,3 +102,24 @@ def test_damaged_orbax_checkpoint(tmp_path):
     metadata.write_text(text.replace("('w',)", "w("))
     with pytest.raises(CheckpointError, match="not the description of a pytree"):
         OrbaxSource(tmp_path / "step")
+
+
+def test_what_is_gone_or_cut_is_never_read_as_zeros(tmp_path):
+    folder, whole = tmp_path / "step", (slice(None), slice(None))
+    tree = {name: np.random.default_rng(1).normal(size=(16, 16)) for name in ("v", "w")}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder, tree)
+    refused = set()
+    for file in folder.rglob("d/*"):
+        stored = file.read_bytes()
+        for left in (None, len(stored) // 2, len(stored) - 1):
+            file.unlink() if left is None else file.write_bytes(stored[:left])
+            try:
+                source = OrbaxSource(folder)
+                for name, values in tree.items():
+                    np.testing.assert_array_equal(source.read(name, whole), values)
+            except CheckpointError as error:
+                refused.add(str(error).partition(" (")[0].removeprefix(f"{folder}: array "))
+        file.write_bytes(stored)
+    opened = "v cannot be opened; the checkpoint may be incomplete"
+    assert refused >= {opened, "v cannot be read"}
