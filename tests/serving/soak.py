@@ -80,7 +80,7 @@ async def soak(port: int, pid: int, options: argparse.Namespace) -> list[dict]:
     """Samples, one after each stretch of traffic."""
     samples: list[dict] = []
     chance, total = random.Random(options.seed), Counter[str]()
-    # A connection that idles longer may be closed by the server while a request is on its way to it.
+    # What idles longer may be closed by the server while a request is on its way to it.
     limits = httpx.Limits(max_connections=None, keepalive_expiry=1)
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
