@@ -17,7 +17,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.layer_chain.gpu_ahead import bring_near
 from pallas_kernels.layer_chain.gpu_barrier import meet
 from pallas_kernels.layer_chain.gpu_norm import norm_weights, normalise
-from pallas_kernels.layer_chain.gpu_plan import PARTS, TILE, UNIT, Plan, Problem, Stage
+from pallas_kernels.layer_chain.gpu_plan import (
+    ON_THEIR_WAY,
+    PARTS,
+    TILE,
+    UNIT,
+    Plan,
+    Problem,
+    Stage,
+)
 from pallas_kernels.layer_chain.gpu_unit import SUMS, load_unit, store_unit, sum_parts
 
 
@@ -80,6 +88,10 @@ def _stream(problem: Problem, plan: Plan, refs: Any) -> None:
     """The loading warpgroup: this block's weights of all stages, in order, as slots come free."""
     plgpu.set_max_registers(40, action="decrease")
     slots, skipped = jnp.int32(plan.slots), _skipped(problem)
+
+    def await_arrival(use: Any) -> None:
+        plgpu.barrier_wait(refs.full.at[lax.rem(use, slots)])
+
     done = jnp.int32(skipped)
     for stage in problem.stages:
         first, last = _share(stage, plan)
@@ -105,6 +117,8 @@ def _stream(problem: Problem, plan: Plan, refs: Any) -> None:
             def _reuse() -> None:
                 plgpu.barrier_wait(refs.free.at[slot])
 
+            before = use - ON_THEIR_WAY
+            pl.when(before >= skipped)(lambda: await_arrival(before))
             for half in range(2):
                 at = _tile(stage, plan, start, index, half)
                 plgpu.copy_gmem_to_smem(
@@ -118,6 +132,7 @@ def _stream(problem: Problem, plan: Plan, refs: Any) -> None:
 
     if skipped:
         pl.when(done <= slots)(lambda: plgpu.barrier_wait(refs.opened))
+    pl.loop(jnp.maximum(done - ON_THEIR_WAY, skipped), done)(await_arrival)
 
     @pl.loop(jnp.maximum(done - slots, skipped), done)  # every release must be seen before the end
     def _drain(use: Any) -> None:

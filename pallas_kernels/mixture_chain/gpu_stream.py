@@ -13,13 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.layer_chain.gpu_ahead import bring_near
-from pallas_kernels.layer_chain.gpu_plan import TILE, UNIT, Plan
+from pallas_kernels.layer_chain.gpu_plan import ON_THEIR_WAY, TILE, UNIT, Plan
 from pallas_kernels.mixture_chain.gpu_plan import Facts, Phase, units_of_expert
-
-# Steps of a block's weights on their way at once, 32 KB each. Memory needs 26 KB a block (4.2 TB/s
-# for 0.8 us); a whole ring is 196 KB, 6 us of waiting for each word. A layer of Qwen3-30B-A3B on an
-# H200: 41.7 us with 2, 43.7 with 3, 43.4 with the ring.
-_ON_THEIR_WAY = 2
 
 
 def share(units: int, plan: Plan, beside: int = 0) -> tuple[Any, Any]:
@@ -129,7 +124,7 @@ class _Loader:
         done, slots, skipped = self.done, self.plan.slots, self.facts.skipped
         if skipped:
             pl.when(done <= slots)(lambda: plgpu.barrier_wait(self.refs.opened))
-        pl.loop(jnp.maximum(done - _ON_THEIR_WAY, skipped), done)(self._await_arrival)
+        pl.loop(jnp.maximum(done - ON_THEIR_WAY, skipped), done)(self._await_arrival)
 
         @pl.loop(jnp.maximum(done - slots, skipped), done)
         def _release(use: Any) -> None:
@@ -148,7 +143,7 @@ class _Loader:
                 pl.when(use == slots)(lambda: plgpu.barrier_wait(refs.opened))
             is_again = use >= plan.slots + self.facts.skipped
             pl.when(is_again)(lambda: plgpu.barrier_wait(refs.free.at[slot]))
-            self._await_arrival(use - _ON_THEIR_WAY)
+            self._await_arrival(use - ON_THEIR_WAY)
             column = pl.multiple_of(lax.rem(index, count) * plan.columns, plan.columns)
             load(turns[0] + lax.div(index, count), pl.ds(column, plan.columns), slot)
 
