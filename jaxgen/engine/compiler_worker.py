@@ -1,10 +1,9 @@
-"""A process that lowers forwards for another one: `python -m jaxgen.engine.lowering_worker`.
+"""A process that compiles programs for another one: `python -m jaxgen.engine.compiler_worker`.
 
 It reads an Order and then Requests from stdin, and answers each on stdout, until stdin ends. It
-has no accelerator: as many CPU devices stand for the mesh.
+has no accelerator, but its compiler, and the description of the devices that programs are for.
 """
 
-import math
 import os
 import pickle
 import signal
@@ -15,8 +14,10 @@ from typing import Any, BinaryIO
 
 import jax
 
-from jaxgen.engine.lowering_order import Answer, Order, Request, Target
+from jaxgen.engine.compiler_order import Answer, Order, Request
+from jaxgen.engine.executables import pack
 from jaxgen.engine.programs import Programs
+from jaxgen_checkpoints.mesh_layout import Device
 from pallas_kernels.dispatch import lowering_for
 
 
@@ -31,27 +32,31 @@ def main() -> None:
         return
     for name, value in order.settings.items():
         jax.config.update(name, value)
-    jax.config.update("jax_num_cpu_devices", math.prod(order.mesh.values()))
-    model = order.model()
-    _stand_for(order.target)
-    with lowering_for(order.target.platform):
+    jax.config.update(
+        "jax_enable_compilation_cache", False
+    )  # it cannot read what it keeps of these
+    devices = order.devices()
+    model = order.model(devices)
+    _stand_for(devices[0])
+    with lowering_for(devices[0].platform):
         for request in messages:
             pickle.dump(_answer(Programs(model, request.sizes), request), answers)
             answers.flush()
 
 
 def _answer(programs: Programs, request: Request) -> Answer:
-    """The forward, and what was said while it was traced, which the user has to hear once."""
+    """The program, and what was said while it was traced, which the user has to hear once."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")
-        data = programs.packed(request.key)
+        data = pack(programs.lower(request.key).compile())
     return Answer(data, tuple((str(each.message), each.category) for each in said))
 
 
-def _stand_for(target: Target) -> None:
+def _stand_for(device: Device) -> None:
     """Kernels ask JAX for its device: here the answer is the one that they will run on."""
-    if target.platform == "gpu":
-        jax.__dict__.update(default_backend=lambda: target.platform, local_devices=lambda: [target])
+    if device.platform != "cpu":
+        name = device.platform
+        jax.__dict__.update(default_backend=lambda: name, local_devices=lambda: [device])
 
 
 def _messages(stream: BinaryIO) -> Iterator[Any]:

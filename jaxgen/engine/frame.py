@@ -3,7 +3,7 @@
 A first start compiles for a minute; a large checkpoint is read for as long.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from typing import Self
 
 from jaxgen.compile_cache import program_folder
 from jaxgen.config import EngineConfig
+from jaxgen.engine.compiler_pool import CompilerPool, useful_pool
 from jaxgen.engine.lowering import kept_logits_bytes
-from jaxgen.engine.lowering_pool import end_early, start_early
 from jaxgen.engine.memory import (
     blocks_per_sequence,
     check_block_tables,
@@ -64,10 +64,11 @@ class Frame:
         check_block_tables(self.buckets)
         self._model = model
 
-    def sized(self, *, all_draws: bool = False) -> Sized:
+    def sized(self, *, all_draws: bool = False, pool: CompilerPool | None = None) -> Sized:
         """Compiles a step to learn how much memory is left for the cache, if that matters.
 
-        all_draws: compiles them beside it. RefusedInput where nothing is left.
+        all_draws: compiles them beside it. pool: of processes to compile in. RefusedInput where
+        nothing is left.
         """
         config, model = self.config, self._model
         folder = program_folder()
@@ -81,7 +82,7 @@ class Frame:
         def temporary_bytes() -> int:
             largest = scoring_buckets(self.buckets)[-1]
             beside = draws(self.buckets, self._demands) if all_draws else ()
-            step = programs.temporary_bytes(largest, beside=beside)
+            step = programs.temporary_bytes(largest, beside=beside, pool=pool)
             return step + kept_logits_bytes(model, self.buckets)
 
         num_blocks = self.num_blocks(memory_limit(self._device), temporary_bytes)
@@ -107,7 +108,7 @@ class Frame:
 
     def ahead(self) -> "Ahead":
         """Begins with all of it, and every step of generation after it, in a thread."""
-        return Ahead(self)
+        return Ahead(self, useful_pool(self._model, len(self.programs())))
 
     def programs(self) -> list[ProgramKey]:
         """What generation can need."""
@@ -124,17 +125,30 @@ class Ahead:
     As a context manager it gives that up where an error ends it: there will be no engine.
     """
 
-    def __init__(self, frame: Frame) -> None:
-        start_early()
+    def __init__(self, frame: Frame, pool: CompilerPool | None) -> None:
+        """pool: of processes to compile in, closed when all is done."""
+        self._pool = pool
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         here = copy_context()  # what is chosen here is to hold there as well
-        self._sized = self._thread.submit(lambda: here.run(frame.sized, all_draws=True))
-        self._thread.submit(here.run, lambda: self.sized().programs.compile_all(frame.programs()))
+        self._sized = self._thread.submit(
+            lambda: here.run(frame.sized, all_draws=True, pool=pool),
+        )
+        self._thread.submit(here.run, lambda: self._compile(frame.programs()))
         self._thread.shutdown(wait=False)
 
     def sized(self) -> Sized:
         """Waits for it; RefusedInput as `Frame.sized` raises it."""
         return self._sized.result()
+
+    def _compile(self, programs: Iterable[ProgramKey]) -> None:
+        try:
+            self.sized().programs.compile_all(programs, self._pool)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +158,7 @@ class Ahead:
         if kind is None:
             return
         self._thread.shutdown(wait=False, cancel_futures=True)
-        end_early()
+        self._close()
         if self._sized.done() and self._sized.exception() is None:
             self._sized.result().programs.abandon()
 

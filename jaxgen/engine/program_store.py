@@ -11,22 +11,20 @@ import hashlib
 import importlib.metadata
 import logging
 import os
-import pickle
 import zlib
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import serialize_executable
-from jax.stages import Compiled, Lowered
+from jax.stages import Compiled
 
 import jaxgen_checkpoints
 import jaxgen_models
 import pallas_kernels
-from jaxgen.compile_cache import jax_cache_left_out
+from jaxgen.engine.executables import UNREADABLE, unpack
 from jaxgen.engine.model import Model
 from jaxgen.engine.program_keys import Draw
 from pallas_kernels.dispatch import prepare_loading
@@ -70,40 +68,25 @@ class ProgramStore:
         """The program that was written under this key, for arguments of these shapes."""
         path = self._path(key, arguments)
         try:
-            payload, in_tree, out_tree = pickle.loads(_checked(path.read_bytes()))
-            return serialize_executable.deserialize_and_load(
-                payload,
-                in_tree,
-                out_tree,
-                backend=self._devices[0].client,
-                execution_devices=self._devices,
-            )
+            return unpack(_checked(path.read_bytes()), self._devices)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-            logger.warning("%s cannot be used (%s): compiling anew", path, error)
-        except (pickle.UnpicklingError, jax.errors.JaxRuntimeError) as error:
+        except (OSError, *UNREADABLE) as error:
             logger.warning("%s cannot be used (%s): compiling anew", path, error)
         return None
 
-    def compile(self, key: object, arguments: Sequence[Any], lowered: Lowered) -> Compiled:
-        """Compiles a program and keeps it."""
-        # Elsewhere JAX's cache is worth having: it knows what an edit of our sources leaves alone.
-        on_cpu = self._devices[0].platform == "cpu"
-        with jax_cache_left_out() if on_cpu else nullcontext():
-            compiled = lowered.compile()
-        self._write(key, arguments, compiled)
-        return compiled
+    def write(self, key: object, arguments: Sequence[Any], program: bytes) -> None:
+        """Keeps a program, as `executables.pack` gives it.
 
-    def _write(self, key: object, arguments: Sequence[Any], compiled: Compiled) -> None:
-        """A full or read-only disk costs the next start its speed, no more."""
+        A full or read-only disk costs the next start its speed, no more.
+        """
         path = self._path(key, arguments)
         draft = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(_sealed(pickle.dumps(serialize_executable.serialize(compiled))))
+            draft.write_bytes(_sealed(program))
             draft.replace(path)
-        except (OSError, ValueError, TypeError, pickle.PicklingError) as error:
+        except OSError as error:
             logger.warning("%s cannot be written (%s)", path, error)
             with suppress(OSError):  # where there is no folder, there is no draft
                 draft.unlink()

@@ -1,27 +1,28 @@
 """The compiled programs of a runner, by what they are for; made when first wanted, or all at once.
 
 Tracing and lowering hold Python's lock, compiling does not: programs compile in threads while
-others are lowered, here one after the other, or in processes where that pays. What a store has kept
-needs neither.
+others are lowered. Where it pays, other processes do both. What a store has kept needs neither.
 """
 
 import logging
 import os
+import pickle
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
 from jax.stages import Compiled, Lowered, Wrapped
 
-from jaxgen.engine.exchange import pack, unpack
+from jaxgen.compile_cache import jax_cache_left_out
+from jaxgen.engine.compiler_order import Answer, Request
+from jaxgen.engine.compiler_pool import CompilerFailed, CompilerPool, useful_pool
+from jaxgen.engine.executables import UNREADABLE, pack, unpack
 from jaxgen.engine.lowering import draw_arguments, forward_arguments
-from jaxgen.engine.lowering_order import Request
-from jaxgen.engine.lowering_pool import LoweringFailed, LoweringPool, end_early, useful_processes
 from jaxgen.engine.model import Model
 from jaxgen.engine.program_keys import Draw, Forward, Kind, ProgramKey, Sizes
 from jaxgen.engine.program_store import ProgramStore
@@ -34,7 +35,7 @@ from jaxgen.engine.step import (
 )
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import compiled_demands
-from pallas_kernels.dispatch import chosen, prepare_loading, target_platform
+from pallas_kernels.dispatch import chosen, prepare_loading
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Programs:
         self.eager = eager
         self._model = model
         self._store = store
+        self._devices = list(model.mesh.devices.flat)
         self._programs: dict[ProgramKey, Callable[..., Any]] = {}
         self._complete = False
         self._compiling = threading.Lock()
@@ -103,58 +105,106 @@ class Programs:
             self._programs[key] = self._jitted(key)
         return self._programs[key]
 
-    def compile_all(self, keys: Iterable[ProgramKey], processes: int | None = None) -> None:
-        """Compiles them in threads, or reads them from the store; from now on others are late.
+    def compile_all(self, keys: Iterable[ProgramKey], pool: CompilerPool | None = None) -> None:
+        """Compiles them, or reads them from the store; from now on others are late.
 
-        processes: to lower forwards in, instead of in this one; None for as many as pay. Nothing
-        happens where programs run op by op. Where another thread is at it, this one waits, and does
-        what is left. Abandoned if somebody says so meanwhile.
+        pool: of processes to compile in; None for one of its own where that pays. Nothing happens
+        where programs run op by op. Where another thread is at it, this one waits, and does what is
+        left. Abandoned if somebody says so meanwhile, or closes the pool.
         """
         if self.eager:
             return
         with self._compiling:
-            self._compile_all(keys, processes)
+            wanted = self._unmade(keys)
+            own = useful_pool(self._model, len(wanted)) if pool is None else None
+            with own or nullcontext():
+                self._make(wanted, pool or own)
             self._complete = True
-            end_early()
 
     def abandon(self) -> None:
         """Has `compile_all` end with the programs that are being compiled."""
         self._abandoned = True
 
-    def _compile_all(self, keys: Iterable[ProgramKey], processes: int | None) -> None:
+    def _unmade(self, keys: Iterable[ProgramKey]) -> list[ProgramKey]:
+        return [key for key in dict.fromkeys(keys) if key not in self._programs]
+
+    def _make(self, wanted: Sequence[ProgramKey], pool: CompilerPool | None) -> None:
         began, store = time.monotonic(), self._store_now()
-        wanted = [key for key in dict.fromkeys(keys) if key not in self._programs]
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            found = pool.map(lambda key: self._kept(store, key), wanted)
-            kept = dict(zip(wanted, found, strict=True))
-            missing = [key for key, program in kept.items() if program is None]
-            made: dict[ProgramKey, Future[Compiled]] = {}
-            with closing(self._lowered(missing, processes)) as lowered:
-                for key, program in lowered:
-                    if self._abandoned:
-                        pool.shutdown(wait=False, cancel_futures=True)
-                        raise Abandoned("programs are no longer wanted")
-                    made[key] = pool.submit(self._compile, store, key, program)
-        for key, program in kept.items():
-            self._programs[key] = made[key].result() if program is None else program
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as threads:
+            found = threads.map(lambda key: self._kept(store, key), wanted)
+            kept = {key: program for key, program in zip(wanted, found, strict=True) if program}
+            missing = [key for key in wanted if key not in kept]
+            if pool is None:
+                made = self._compile_here(missing, store, threads)
+            else:
+                made = self._compile_elsewhere(missing, store, threads, pool)
+        self._programs |= kept | {key: future.result() for key, future in made.items()}
         self.seconds += time.monotonic() - began
         if wanted:
             logger.info(
                 "%d programs compiled and %d read in %.1f s",
-                len(made),
-                len(wanted) - len(made),
-                time.monotonic() - began,
+                *(len(made), len(kept), time.monotonic() - began),
             )
 
-    def temporary_bytes(self, bucket: Bucket, *, beside: Iterable[Draw] = ()) -> int:
+    def _compile_here(
+        self, keys: Iterable[ProgramKey], store: ProgramStore | None, threads: ThreadPoolExecutor
+    ) -> dict[ProgramKey, Future[Compiled]]:
+        """Lowers one after the other, each compiles in a thread."""
+        made: dict[ProgramKey, Future[Compiled]] = {}
+        for key in keys:
+            if self._abandoned:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise Abandoned("programs are no longer wanted")
+            made[key] = threads.submit(self._compile, store, key, self.lower(key))
+        return made
+
+    def _compile_elsewhere(
+        self,
+        keys: Iterable[ProgramKey],
+        store: ProgramStore | None,
+        threads: ThreadPoolExecutor,
+        pool: CompilerPool,
+    ) -> dict[ProgramKey, Future[Compiled]]:
+        """Each is loaded in a thread as it comes; what a process failed to make is made here."""
+        prepare_loading(self._devices[0].platform)
+        made: dict[ProgramKey, Future[Compiled]] = {}
+        asked = {pool.submit(Request(key, self.sizes)): key for key in _longest_first(keys)}
+        for future in as_completed(asked):
+            if self._abandoned or pool.closed:
+                raise Abandoned("programs are no longer wanted")
+            key = asked[future]
+            try:
+                made[key] = threads.submit(self._take, store, key, future.result())
+            except CompilerFailed as error:
+                logger.warning("compiling in this process, since another did not: %s", error)
+                made[key] = threads.submit(self._compile, store, key, self.lower(key))
+        return made
+
+    def _take(self, store: ProgramStore | None, key: ProgramKey, answer: Answer) -> Compiled:
+        """A program of another process."""
+        for message, category in answer.warnings:
+            warnings.warn(message, category, stacklevel=2)
+        try:
+            program = unpack(answer.data, self._devices)
+        except UNREADABLE as error:
+            logger.warning("compiling in this process what another one did: %s: %s", key, error)
+            return self._compile(store, key, self.lower(key))
+        if store is not None:
+            store.write(key, self._arguments(key), answer.data)
+        return program
+
+    def temporary_bytes(
+        self, bucket: Bucket, *, beside: Iterable[Draw] = (), pool: CompilerPool | None = None
+    ) -> int:
         """Bytes that steps of a bucket need beside weights, cache and logits, on one device.
 
         Those that score prompts: they do what all do, and more. beside: compiled in the meantime.
+        pool: of processes to compile in.
         """
-        demand = compiled_demands(self._model.mesh.devices.flat[0].platform)[-1]
+        demand = compiled_demands(self._devices[0].platform)[-1]
         keys = Forward(bucket, Kind.SCORED), Draw(bucket.rows, demand)
         with self._compiling:
-            self._compile_all([*keys, *beside], 0)
+            self._make(self._unmade([*keys, *beside]), pool)
         forward, draw = (self.compiled(key).memory_analysis() for key in keys)
         return 0 if forward is None or draw is None else step_bytes(forward, draw)
 
@@ -180,36 +230,6 @@ class Programs:
         """The lowering of a program, from shapes alone."""
         return self._jitted(key).lower(*self._arguments(key))
 
-    def packed(self, key: Forward) -> bytes:
-        """The same of a forward, for another process to compile."""
-        return pack(self._jitted(key), self._arguments(key), target_platform())
-
-    def _lowered(
-        self, keys: list[ProgramKey], processes: int | None
-    ) -> Generator[tuple[ProgramKey, Lowered]]:
-        """Each with its lowering, as they come."""
-        forwards = [key for key in keys if isinstance(key, Forward)]
-        if processes is None:
-            processes = useful_processes(self._model, len(forwards))
-        if not processes:
-            yield from ((key, self.lower(key)) for key in keys)
-            return
-        prepare_loading(self._model.mesh.devices.flat[0].platform)
-        with LoweringPool(self._model, processes) as pool:
-            asked = {pool.submit(Request(key, self.sizes)): key for key in _longest_first(forwards)}
-            yield from ((key, self.lower(key)) for key in keys if isinstance(key, Draw))
-            for future in as_completed(asked):
-                key = asked[future]
-                try:
-                    answer = future.result()
-                except LoweringFailed as error:
-                    logger.warning("lowering in this process, since another did not: %s", error)
-                    yield key, self.lower(key)
-                    continue
-                for message, category in answer.warnings:
-                    warnings.warn(message, category, stacklevel=2)
-                yield key, unpack(answer.data, self._arguments(key), self._model.mesh)
-
     def _store_now(self) -> ProgramStore | None:
         """The store, unless somebody chose implementations, which its keys do not tell apart."""
         return None if chosen() else self._store
@@ -218,9 +238,18 @@ class Programs:
         return None if store is None else store.read(key, self._arguments(key))
 
     def _compile(self, store: ProgramStore | None, key: ProgramKey, lowered: Lowered) -> Compiled:
+        """In this process; kept, where there is a store."""
         if store is None:
             return lowered.compile()
-        return store.compile(key, self._arguments(key), lowered)
+        # Elsewhere JAX's cache is worth having: it knows what an edit of our sources leaves alone.
+        on_cpu = self._devices[0].platform == "cpu"
+        with jax_cache_left_out() if on_cpu else nullcontext():
+            compiled = lowered.compile()
+        try:
+            store.write(key, self._arguments(key), pack(compiled))
+        except (ValueError, TypeError, pickle.PicklingError) as error:
+            logger.warning("%s cannot be kept: %s", key, error)
+        return compiled
 
     def _jitted(self, key: ProgramKey) -> Wrapped:
         if isinstance(key, Draw):
@@ -242,6 +271,6 @@ class Programs:
         )
 
 
-def _longest_first(forwards: Iterable[Forward]) -> list[Forward]:
-    """Forwards of many tokens have the most kernels, and take longest to lower and to compile."""
-    return sorted(forwards, key=lambda forward: -forward.bucket.tokens)
+def _longest_first(keys: Iterable[ProgramKey]) -> list[ProgramKey]:
+    """Forwards of many tokens have the most kernels, draws none: they take longest and least."""
+    return sorted(keys, key=lambda key: -key.bucket.tokens if isinstance(key, Forward) else 0)

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.stages import Compiled
 
 from jaxgen import sampling
+from jaxgen.engine.compiler_pool import CompilerPool
 from jaxgen.engine.lowering import abstract_logits
 from jaxgen.engine.model import Model
 from jaxgen.engine.pages import Pages, abstract_pages
@@ -153,10 +154,10 @@ class StepRunner:
         """[layers + 1, tokens, model]: the embedding's output and each block's."""
         return self._forward(Kind.HIDDEN, bucket, packed)[0]
 
-    def warm_up(self, keys: Iterable[ProgramKey], processes: int | None = None) -> None:
-        """Compiles programs in parallel threads; from now on a compile is counted as late.
+    def warm_up(self, keys: Iterable[ProgramKey], pool: CompilerPool | None = None) -> None:
+        """Compiles programs side by side; from now on a compile is counted as late.
 
-        processes: to lower forwards in, None for as many as pay.
+        pool: of processes to compile in; None for one of its own where that pays.
 
         Admission is compiled by doing it, in slot 0: no request may be in it. Nothing happens where
         steps run op by op.
@@ -164,7 +165,7 @@ class StepRunner:
         if self._eager:
             return
         keys = list(keys)
-        self._programs.compile_all(keys, processes)
+        self._programs.compile_all(keys, pool)
         if self.model.mesh.devices.flat[0].platform == "gpu":
             self._between_holes = make_holes(self._replicated)
         for rows in {key.rows for key in keys if isinstance(key, Draw)}:

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
@@ -200,7 +200,7 @@ def _fed(batch: StepBatch, last: Tokens, bucket: Bucket) -> Int[Array, " tokens"
 def _jit_on_pages(
     model: Model, local: Callable[..., Any], *, outputs: int, eager: bool, inputs: int = 3
 ) -> Wrapped:
-    """inputs: beside leaves and pages. outputs: beside pages."""
+    """Pages and spent logits are donated. inputs: beside leaves and pages; outputs likewise."""
     pages = page_specs(model)
     mapped = _on_mesh(
         model,
@@ -209,16 +209,11 @@ def _jit_on_pages(
         out_specs=(pages, *[_REPLICATED] * outputs),
         eager=eager,
     )
-    return jit_forward(mapped, model.mesh)
-
-
-def jit_forward(forward: Callable[..., Any], mesh: Mesh) -> Wrapped:
-    """Jitted, with pages and spent logits donated."""
     return jax.jit(
-        forward,
+        mapped,
         donate_argnums=_DONATED,
         keep_unused=True,  # spent logits are only memory
-        compiler_options=compiler_options(mesh),
+        compiler_options=compiler_options(model.mesh),
     )
 
 

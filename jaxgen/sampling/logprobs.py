@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxgen.sampling.branch import when
+from jaxgen.sampling.long_rows import top_k
 from jaxgen.sampling.params import MAX_LOGPROBS
 
 
@@ -27,7 +27,7 @@ def token_logprobs(
     """Log-probabilities of `tokens` and of the `most` likeliest; `logits` have no padded ids."""
     total = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    top, top_ids = lax.top_k(logits, min(most, logits.shape[-1]))
+    top, top_ids = top_k(logits, min(most, logits.shape[-1]))
     return TokenLogprobs(chosen - total, top_ids.astype(jnp.int32), top - total[:, None])
 
 

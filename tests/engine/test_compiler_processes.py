@@ -1,10 +1,11 @@
-"""Forwards that other processes lowered are the forwards; what those cannot do is done here."""
+"""Programs that other processes compiled are the programs; what those cannot do is done here."""
 
 import logging
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,11 +14,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxgen.engine import lowering_pool
+from jaxgen.engine import compiler_pool, programs
 from jaxgen.engine.build import describe, load_model
-from jaxgen.engine.lowering_order import Order, Request
-from jaxgen.engine.lowering_pool import LoweringFailed, LoweringPool, useful_processes
-from jaxgen.engine.programs import Draw, Forward, Sizes
+from jaxgen.engine.compiler_order import Order, Request
+from jaxgen.engine.compiler_pool import CompilerFailed, CompilerPool, useful_processes
+from jaxgen.engine.program_store import ProgramStore
+from jaxgen.engine.programs import Abandoned, Draw, Forward, Programs, Sizes
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import Demand
 from jaxgen_checkpoints.checkpoint import open_checkpoint
@@ -27,15 +29,22 @@ from pallas_kernels.dispatch import using
 
 @pytest.fixture
 def started(one_shape):
-    """An engine with the two programs that it has, the forward lowered in a process of its own."""
+    """An engine with the two programs that it has, compiled in a process of their own."""
 
     def start(folder, **options):
         engine = one_shape(folder, max_num_seqs=2, max_num_batched_tokens=16, **options)
         (bucket,) = engine.buckets.mixed
-        engine.runner.warm_up([Forward(bucket), Draw(bucket.rows, Demand.ANY)], processes=1)
+        with CompilerPool(engine.model, 1) as pool:
+            engine.runner.warm_up([Forward(bucket), Draw(bucket.rows, Demand.ANY)], pool)
         return engine
 
     return start
+
+
+@pytest.fixture
+def nothing_kept(monkeypatch):
+    """No program is on disk."""
+    monkeypatch.setattr(ProgramStore, "serves", lambda _: False)
 
 
 @pytest.fixture
@@ -46,7 +55,7 @@ def short_lived(monkeypatch):
         command = [sys.executable, "-c", ""]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    monkeypatch.setattr(lowering_pool, "start_process", start)
+    monkeypatch.setattr(compiler_pool, "start_process", start)
 
 
 def buffers(engine):
@@ -82,12 +91,15 @@ def test_they_say_the_same(golden, tokens, started, caplog, name, options):
     assert not caplog.records
 
 
-def test_processes_that_fail_are_done_without(golden, tokens, started, short_lived, caplog):
+@pytest.mark.usefixtures("nothing_kept", "short_lived")
+def test_processes_that_fail_are_done_without(golden, tokens, started, caplog):
     caplog.set_level(logging.WARNING, "jaxgen.engine.programs")
     case = golden("llama_tied")
     engine = started(case.folder)
     assert tokens(engine, case.prompts[:1]) == case.greedy[:1]
-    assert [record.message[:24] for record in caplog.records] == ["lowering in this process"]
+    said = {record.message[:25] for record in caplog.records}
+    assert said == {"compiling in this process"}
+    assert len(caplog.records) == 2
 
 
 @pytest.fixture(scope="module")
@@ -101,19 +113,19 @@ def request(rows):
 
 
 def test_a_process_that_dies_costs_one_program(model):
-    with LoweringPool(model, 1) as pool:
+    with CompilerPool(model, 1) as pool:
         first = pool.submit(request(1))
         while not (processes := list(pool.processes)):
             time.sleep(0.01)
         processes[0].kill()
-        with pytest.raises(LoweringFailed):
+        with pytest.raises(CompilerFailed):
             first.result()
         assert pool.submit(request(2)).result().data
         assert len(pool.processes) == 2
 
 
 def test_an_interrupt_ends_them(model):
-    pool = LoweringPool(model, 2)
+    pool = CompilerPool(model, 2)
 
     def interrupted():
         with pool:
@@ -129,7 +141,9 @@ def test_an_interrupt_ends_them(model):
 
 def test_none_outlives_the_process_that_asks(model, capfd):
     """Its ends of the pipes close, however it ended."""
-    process = lowering_pool.start_process()
+    process = compiler_pool.start_process()
+    assert process.stdin is not None
+    assert process.stdout is not None
     process.stdin.write(pickle.dumps(Order.of(model)) + pickle.dumps(request(1)))
     process.stdin.close()
     process.stdout.close()
@@ -137,7 +151,7 @@ def test_none_outlives_the_process_that_asks(model, capfd):
     assert not capfd.readouterr().err
 
 
-def test_where_they_are_of_use(model):
+def test_where_they_are_of_use(model, monkeypatch):
     def on(platform, model=model):
         devices = np.array([SimpleNamespace(platform=platform)])
         return replace(model, layout=SimpleNamespace(mesh=SimpleNamespace(devices=devices)))
@@ -145,24 +159,60 @@ def test_where_they_are_of_use(model):
     class Stranger(LlamaPolicy):
         """Of the user's own script."""
 
+    monkeypatch.setattr(compiler_pool, "_cores", lambda: 32)
+    monkeypatch.setattr(compiler_pool, "host_bytes_left", lambda: 10**12)
     assert useful_processes(on("cpu"), 24) == 0
     assert useful_processes(on("gpu"), 3) == 0
-    assert useful_processes(on("gpu"), 24) <= 16
+    assert useful_processes(on("gpu"), 9) == 9
+    assert useful_processes(on("gpu"), 24) == 16
     assert useful_processes(replace(on("gpu"), policy=Stranger(model.config)), 24) == 0
     with using(ragged_attention="reference"):
         assert useful_processes(on("gpu"), 24) == 0
+    monkeypatch.setattr(compiler_pool, "host_bytes_left", lambda: 16 * 10**9)
+    assert useful_processes(on("gpu"), 24) == 6
+    monkeypatch.setattr(compiler_pool, "_cores", lambda: 2)
+    assert useful_processes(on("gpu"), 24) == 0
 
 
-def test_processes_started_early_are_the_pools_or_nobodys(model, monkeypatch):
-    monkeypatch.setattr(lowering_pool.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(lowering_pool, "_cores", lambda: 3)
-    lowering_pool.start_early()
-    early = list(lowering_pool._early)
-    assert len(early) == 2
-    lowering_pool.start_early()
-    assert lowering_pool._early == early  # once
-    with LoweringPool(model, 1) as pool:
-        assert pool.submit(request(1)).result().data
-        assert pool.processes[0] in early
-    lowering_pool.end_early()
-    assert all(process.poll() is not None for process in early)
+def test_devices_that_do_not_describe_themselves_have_none(model, monkeypatch, caplog):
+    def silent(_):
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no topology")
+
+    monkeypatch.setattr(compiler_pool, "useful_processes", lambda *_: 2)
+    monkeypatch.setattr(compiler_pool.Order, "of", silent)
+    assert compiler_pool.useful_pool(model, 24) is None
+    assert "UNIMPLEMENTED" in caplog.text
+
+
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_program_that_cannot_be_loaded_is_made_here(golden, tokens, started, monkeypatch, caplog):
+    """Another build of the runtime, say."""
+    caplog.set_level(logging.WARNING, "jaxgen.engine.programs")
+    load, refused = programs.unpack, []
+
+    def refuse_once(data, devices):
+        if not refused:
+            refused.append(data)
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: written by another version")
+        return load(data, devices)
+
+    monkeypatch.setattr(programs, "unpack", refuse_once)
+    case = golden("llama_tied")
+    assert tokens(started(case.folder), case.prompts[:1]) == case.greedy[:1]
+    assert "written by another version" in caplog.text
+
+
+def test_closing_the_pool_gives_up_what_it_has_not_made(model):
+    pool = CompilerPool(model, 1)
+    wanted = request(1), request(2)
+    made = Programs(model, wanted[0].sizes)
+
+    def close_soon():
+        while not pool.processes:
+            time.sleep(0.01)
+        pool.close()
+
+    threading.Thread(target=close_soon).start()
+    with pytest.raises(Abandoned):
+        made.compile_all([each.key for each in wanted], pool)
+    assert len(made) == 0
