@@ -5,11 +5,8 @@ calls, each with experts of its own, so that weights come from memory, not from 
 """
 
 import argparse
-import glob
-import gzip
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +23,7 @@ import numpy as np
 
 from jaxgen.bench.kernels.timing import Chain
 from pallas_kernels.expert_mlp import SharedExpert, gpu
+from tests.kernels.device.profiled import kernel_times
 
 RESULTS: list[dict[str, Any]] = []
 BANDWIDTH, MATRIX_RATE = 4.29e12, 766e12  # measured on an H200: docs/performance.md
@@ -221,25 +219,11 @@ def timing(
     return Share(Chain(name, run, args, calls), touched, roofline)
 
 
-def kernels(cases: list[Chain]) -> None:
-    """Time of every kernel of each case, from one trace: pauses tell the cases apart."""
-    folder = tempfile.mkdtemp()
-    with jax.profiler.trace(folder):
-        for case in cases:
-            jax.block_until_ready([case.run(*case.args) for _ in range(2)])
-            time.sleep(0.05)
-    (path,) = glob.glob(folder + "/**/*.trace.json.gz", recursive=True)
-    events = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
-    names = {e["pid"]: e["args"].get("name", "") for e in events if e.get("name") == "process_name"}
-    on_device = (e for e in events if e.get("ph") == "X" and "GPU" in names.get(e["pid"], ""))
-    case, last, total = -1, -1e9, [{} for _ in cases]
-    for event in sorted(on_device, key=lambda each: each["ts"]):
-        case, last = case + (event["ts"] - last > 30e3), event["ts"]
-        total[case][event["name"]] = total[case].get(event["name"], 0) + event["dur"]
-    for case, found in zip(cases, total, strict=True):
-        longest = sorted(found.items(), key=lambda pair: -pair[1])[:14]
-        text = (f"{name[:26]} {us / 2 / case.calls:.1f}" for name, us in longest)
-        print(f"  {case.name}: {', '.join(text)}", flush=True)
+def kernels(case: Chain) -> str:
+    """Time of a case's kernels, the longest first."""
+    found = kernel_times(lambda: case.run(*case.args), case.calls)
+    longest = sorted(found.items(), key=lambda pair: -pair[1])[:14]
+    return f"  {case.name}: {', '.join(f'{name[:26]} {us:.1f}' for name, us in longest)}"
 
 
 def main() -> None:
@@ -268,7 +252,8 @@ def main() -> None:
             for case in cases:
                 print(case.measure(), flush=True)
             if options.profile:
-                kernels([case.chain for case in cases])
+                for case in cases:
+                    print(kernels(case.chain), flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(RESULTS, indent=1))
 

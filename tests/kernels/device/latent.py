@@ -5,12 +5,8 @@ owns, then timed by the profiler's sums over the kernels of queued calls.
 """
 
 import argparse
-import gzip
-import json
 import sys
-import tempfile
 import time
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +23,7 @@ from pallas_kernels.latent_attention.unabsorbed import attend_unabsorbed
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.pages import RaggedRows
 from tests.kernels.device.attention import batch
+from tests.kernels.device.profiled import kernel_times
 
 LATENT, WIDTH, PAGE, PLAIN, VALUE = 512, 576, 64, 128, 128
 SCALE = 192**-0.5
@@ -142,34 +139,15 @@ def check(name: str, case: Case, run: Any) -> str:
     return f"{'ok  ' if fine else 'FAIL'} {name}: error {error:.2e}"
 
 
-def kernel_times(run: Any, arguments: tuple[Any, ...], calls: int = 6) -> dict[str, float]:
-    """Microseconds a call of each kernel, by the profiler."""
-    q, new, pages, rows, up = arguments
-    out, pages = jax.block_until_ready(run(q, new, pages, rows, up))
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            for _ in range(calls):
-                out, pages = run(q, new, pages, rows, up)
-            jax.block_until_ready(out)
-        (path,) = Path(folder).glob("**/*.trace.json.gz")
-        with gzip.open(path) as file:
-            events = json.load(file)["traceEvents"]
-    processes, threads = {}, {}
-    for event in events:
-        if event.get("name") == "process_name":
-            processes[event["pid"]] = event["args"]["name"]
-        elif event.get("name") == "thread_name":
-            threads[event["pid"], event["tid"]] = event["args"]["name"]
-    sums: dict[str, float] = defaultdict(float)
-    for event in events:
-        thread = threads.get((event.get("pid"), event.get("tid")), "")
-        if event.get("ph") == "X" and "GPU" in processes[event["pid"]] and "Stream" in thread:
-            sums[event["name"]] += event["dur"] / calls
-    return dict(sums)
-
-
 def measure(name: str, case: Case, run: Any) -> str:
-    sums = kernel_times(run, make(case, poisoned=False))
+    q, new, pages, rows, up = make(case, poisoned=False)
+    held = [pages]
+
+    def call() -> Any:
+        out, held[0] = run(q, new, held[0], rows, up)
+        return out
+
+    sums = kernel_times(call)
     total = sum(sums.values())
     ours = sum(us for kernel, us in sums.items() if "latent" in kernel) or total
     moved = sum(kv for _, kv in case.lengths) * WIDTH * 2
