@@ -22,12 +22,12 @@ ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
 from jaxgen.bench.kernels.rows import shuffled_rows  # noqa: E402
-from jaxgen.bench.kernels.timing import median_call_seconds  # noqa: E402
 from pallas_kernels.attend_chain import AttentionOptions, attend_chain  # noqa: E402
 from pallas_kernels.layer_chain import chain_state, layer_chain  # noqa: E402
 from pallas_kernels.pages import KVPages  # noqa: E402
 from pallas_kernels.qkv_attention import HeadNorms, Rotation, qkv_attention  # noqa: E402
 from tests.kernels.device.layer_chain import LLAMA_8B, random_layer  # noqa: E402
+from tests.kernels.device.profiled import timed  # noqa: E402
 from tests.kernels.layer_chain.conformance import difference, make  # noqa: E402
 
 HEAD, PAGE = 128, 64
@@ -138,7 +138,7 @@ def check(name: str, case: Case) -> bool:
     return good
 
 
-def clock(length: int, layers: list[Any]) -> None:
+def measure(length: int, layers: list[Any]) -> None:
     """Time of a chain of layers at this length."""
     case = Case(length)
     (fused, x, _, pages, rows, _), options = arguments(case, 0)
@@ -171,8 +171,8 @@ def clock(length: int, layers: list[Any]) -> None:
             box[0], out = run(x, fused, layers, box[0], rows)
             return out
 
-        seconds = median_call_seconds(step, len(layers), queued=10, batches=5)
-        print(f"{length} {name}: {seconds * 1e6:.1f} us a layer", flush=True)
+        us, clock = timed(step, len(layers))
+        print(f"{length} {name}: {us:.1f} us a layer, {clock:.1f} by the clock", flush=True)
 
 
 def main() -> int:
@@ -186,7 +186,7 @@ def main() -> int:
         following = [layer.out for layer in [*layers[1:], layers[0]]]
         layers = [replace(w, ahead=out) for w, out in zip(layers, following, strict=True)]
         for length in args.time:
-            clock(length, layers)
+            measure(length, layers)
     return 0 if all(good) else 1
 
 

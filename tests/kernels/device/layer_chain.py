@@ -17,8 +17,8 @@ import jax.numpy as jnp
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
-from jaxgen.bench.kernels.timing import median_call_seconds  # noqa: E402
 from pallas_kernels.layer_chain import ChainWeights, chain_state, layer_chain  # noqa: E402
+from tests.kernels.device.profiled import timed  # noqa: E402
 from tests.kernels.layer_chain.conformance import difference, make, oracle  # noqa: E402
 
 LLAMA_8B = {"inner": 4096, "model": 4096, "ffn": 14336, "fused": 6144}
@@ -66,7 +66,7 @@ def random_layer(key: jax.Array) -> ChainWeights:
     )
 
 
-def clock(rows: int, layers: list[ChainWeights], implementation: str) -> None:
+def measure(rows: int, layers: list[ChainWeights], implementation: str) -> None:
     """Time of a chain of layers."""
 
     def chain(x: jax.Array, layers: list[ChainWeights]) -> tuple[jax.Array, list[jax.Array]]:
@@ -80,11 +80,11 @@ def clock(rows: int, layers: list[ChainWeights], implementation: str) -> None:
 
     x = jax.random.normal(jax.random.key(rows), (rows, LLAMA_8B["model"]), jnp.bfloat16)
     run = jax.jit(chain).lower(x, layers).compile()
-    seconds = median_call_seconds(lambda: run(x, layers), len(layers), queued=10, batches=5)
+    us, clock = timed(lambda: run(x, layers), len(layers))
     read = sum(leaf.nbytes for leaf in jax.tree.leaves(layers[0]))
+    rate = f"{read / us / 1e6:.2f} TB/s"
     print(
-        f"{implementation} rows {rows}: {seconds * 1e6:.1f} us a layer, "
-        f"{read / seconds / 1e12:.2f} TB/s",
+        f"{implementation} rows {rows}: {us:.1f} us a layer, {rate}, {clock:.1f} us by the clock",
         flush=True,
     )
 
@@ -99,7 +99,7 @@ def main() -> int:
     layers = [random_layer(key) for key in jax.random.split(jax.random.key(0), args.layers)]
     for rows in args.rows if layers else ():
         for implementation in ("reference", "gpu"):
-            clock(rows, layers, implementation)
+            measure(rows, layers, implementation)
     return 0 if all(good) else 1
 
 

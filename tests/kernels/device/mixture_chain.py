@@ -22,7 +22,6 @@ import numpy as np
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
-from jaxgen.bench.kernels.timing import median_call_seconds  # noqa: E402
 from pallas_kernels.attend_mixture import attend_mixture  # noqa: E402
 from pallas_kernels.expert_mlp.choice import ChoiceProblem  # noqa: E402
 from pallas_kernels.mixture_chain import MixtureWeights, mixture_chain, mixture_state  # noqa: E402
@@ -33,6 +32,7 @@ from tests.kernels.device.attend_chain import (  # noqa: E402
     attention_of,
     largest_difference,
 )
+from tests.kernels.device.profiled import timed  # noqa: E402
 from tests.kernels.mixture_chain.conformance import difference  # noqa: E402
 
 
@@ -130,7 +130,7 @@ def check(name: str) -> bool:
     return good
 
 
-def clock(name: str, depth: int) -> None:
+def measure(name: str, depth: int) -> None:
     """Time of a chain of layers; the experts differ from layer to layer."""
     problem, sizes = SHAPES[name]
     layers = [made(name, seed) for seed in range(depth)]
@@ -148,11 +148,12 @@ def clock(name: str, depth: int) -> None:
     x = jax.random.normal(keys[0], (1, sizes["model"]), jnp.bfloat16)
     fused = jax.random.normal(keys[1], (1, sizes["fused"]), jnp.bfloat16)
     run = jax.jit(chain).lower(x, fused, layers).compile()
-    seconds = median_call_seconds(lambda: run(x, fused, layers), depth, queued=20, batches=5)
+    us, clock = timed(lambda: run(x, fused, layers), depth)
     expert = 3 * sizes["model"] * sizes["ffn"]
     others = sizes["inner"] + problem.experts + sizes["fused"]
     read = 2 * (problem.top_k * expert + sizes["model"] * (3 * sizes["shared"] + others))
-    print(f"{name}: {seconds * 1e6:.1f} us a layer, {read / seconds / 1e12:.2f} TB/s", flush=True)
+    rate = f"{read / us / 1e6:.2f} TB/s"
+    print(f"{name}: {us:.1f} us a layer, {rate}, {clock:.1f} us by the clock", flush=True)
 
 
 def check_attended(name: str) -> bool:
@@ -192,7 +193,7 @@ def check_attended(name: str) -> bool:
     return good
 
 
-def clock_attended(length: int, layers: list[MixtureWeights]) -> None:
+def measure_attended(length: int, layers: list[MixtureWeights]) -> None:
     """Time of a chain of layers with attention over so many tokens, both ways."""
     problem, sizes = SHAPES["qwen3-30b"]
     (fused, pages, rows), options = attention_of(replace(QWEN, length=length), 0)
@@ -225,8 +226,8 @@ def clock_attended(length: int, layers: list[MixtureWeights]) -> None:
             box[0], out = run(x, fused, layers, box[0], rows)
             return out
 
-        seconds = median_call_seconds(step, len(layers), queued=10, batches=5)
-        print(f"{length} {name}: {seconds * 1e6:.1f} us a layer", flush=True)
+        us, clock = timed(step, len(layers))
+        print(f"{length} {name}: {us:.1f} us a layer, {clock:.1f} by the clock", flush=True)
 
 
 def main() -> int:
@@ -240,13 +241,13 @@ def main() -> int:
     good += [check_attended(name) for name in args.attended]
     for name in args.shapes:
         if args.layers and SHAPES[name][1]["fused"] is not None:
-            clock(name, args.layers)
+            measure(name, args.layers)
     if args.time:
         layers = [made("qwen3-30b", seed) for seed in range(args.layers)]
         following = [layer.out for layer in [*layers[1:], layers[0]]]
         layers = [replace(w, ahead=out) for w, out in zip(layers, following, strict=True)]
         for length in args.time:
-            clock_attended(length, layers)
+            measure_attended(length, layers)
     return 0 if all(good) else 1
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jax.profiler import ProfileData
 
+from jaxgen.bench.kernels.timing import median_call_seconds
+
 RUNS = 4
 
 
@@ -29,6 +31,12 @@ def kernel_times(run: Callable[[], Any], calls: int = 1) -> dict[str, float]:
         for event in (e for line in plane.lines if "Stream" in line.name for e in line.events):
             sums[event.name] += event.duration_ns / 1e3 / calls / RUNS
     return dict(sums)
+
+
+def timed(run: Callable[[], Any], calls: int) -> tuple[float, float]:
+    """Microseconds a call: of all its kernels, and by the clock when many are queued."""
+    clock = median_call_seconds(run, calls, queued=10, batches=5) * 1e6
+    return sum(kernel_times(run, calls).values()), clock
 
 
 def ours(times: dict[str, float]) -> float:
