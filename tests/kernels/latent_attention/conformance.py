@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.latent_attention import latent_attention
-from pallas_kernels.latent_pages import LatentPages, latent_pages
+from pallas_kernels.latent_pages import LatentPages, abstract_latent_pages
 from pallas_kernels.pages import RaggedRows
 
 
@@ -73,7 +73,7 @@ def make(case: Case, dtype: Any, seed: int = 0) -> Inputs:
     # Unowned table entries point out of the pool on purpose.
     table = np.full((len(counts) + spare, max([1, *counts]) + 1), 10**6, np.int32)
     ids = rng.permutation(sum(counts) + 3)
-    pages = latent_pages(ids.size, page_size=case.page_size, width=case.width, dtype=dtype)
+    pages = abstract_latent_pages(ids.size, page_size=case.page_size, width=case.width, dtype=dtype)
     pool = np.full(pages.latents.shape, np.nan, np.float32)
     q = rng.standard_normal((tokens, case.heads, case.width)).astype(np.float32).astype(dtype)
     new = np.full((tokens, case.width), np.nan, dtype)
@@ -97,7 +97,7 @@ def make(case: Case, dtype: Any, seed: int = 0) -> Inputs:
         block_table=jnp.asarray(table),
         num_rows=jnp.int32(len(case.lengths)),
     )
-    pages = jax.tree.map(lambda leaf: jnp.asarray(pool, leaf.dtype), pages)
+    pages = jax.tree.map(lambda leaf: jnp.asarray(pool.astype(leaf.dtype)), pages)
     return Inputs(jnp.asarray(q), jnp.asarray(new), pages, rows, context)
 
 
@@ -105,10 +105,11 @@ def oracle(case: Case, inputs: Inputs, scale: float) -> np.ndarray:
     """Outputs in float64 numpy, from each row's tokens in order."""
     q = np.asarray(inputs.q).astype(np.float64)
     out = np.zeros((*q.shape[:2], case.latent))
+    starts = np.asarray(inputs.rows.starts)
     for row, (query, kv) in enumerate(case.lengths):
         whole = inputs.context[row].astype(np.float64)
         for offset in range(query):
-            token = int(inputs.rows.starts[row]) + offset
+            token = starts[row] + offset
             seen = whole[: kv - query + offset + 1]
             scores = scale * q[token] @ seen.T
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -123,16 +124,13 @@ def assert_conforms(
     inputs = make(case, dtype)
     scale = case.width**-0.5
     before = np.asarray(inputs.pages.latents).astype(np.float32)
-    run = jax.jit(latent_attention, static_argnames=("latent", "scale", "implementation"))
-    out, pages = run(
-        inputs.q,
-        inputs.new,
-        inputs.pages,
-        inputs.rows,
-        latent=case.latent,
-        scale=scale,
-        implementation=implementation,
-    )
+
+    @jax.jit  # of a function of its own: what is chosen depends on the platform to be lowered for
+    def step(q: Any, new: Any, pages: LatentPages, rows: RaggedRows) -> Any:
+        options = {"scale": scale, "implementation": implementation}
+        return latent_attention(q, new, pages, rows, latent=case.latent, **options)
+
+    out, pages = step(inputs.q, inputs.new, inputs.pages, inputs.rows)
     got, want = np.asarray(out).astype(np.float64), oracle(case, inputs, scale)
     assert np.isfinite(got).all(), "something that the rows do not own was read"
     padding = np.isnan(np.asarray(inputs.q).astype(np.float32)).any(axis=(1, 2))
@@ -146,8 +144,12 @@ def assert_conforms(
     changed = ~np.isnan(after) & np.isnan(before)
     assert changed.all(axis=-1).sum() == sum(query for query, _ in case.lengths)
     np.testing.assert_array_equal(np.where(changed, np.nan, after), before)
+    table = np.asarray(inputs.rows.block_table)
     for row, (_, kv) in enumerate(case.lengths):
-        held = np.asarray(pages.read(inputs.rows.block_table[row])).astype(np.float32)
+        held = np.asarray(_read(pages, table[row])).astype(np.float32)
         np.testing.assert_array_equal(
             held[:kv, : case.width], inputs.context[row].astype(np.float32)
         )
+
+
+_read = jax.jit(LatentPages.read)

@@ -78,12 +78,14 @@ def test_kernel_makes_what_plain_jax_makes(case: Case, capfd: pytest.CaptureFixt
 
 def test_attention_goes_on_with_what_was_made() -> None:
     inputs = made(Case(tokens=3, heads=2, live=3))
-    rows, before = inputs["rows"], inputs["pages"]
-    queries, pages = latent_heads(**inputs, implementation="portable")
-    page, offset = rows.token_slots(3, page_size=PAGE, num_pages=before.num_pages)
-    new = pages.latents[page, offset]
-    want, _ = latent_attention(queries, new, before, rows, latent=LATENT, scale=0.1)
-    got = attend_latents(queries, pages, rows, latent=LATENT, scale=0.1)
+    rows, before, plain = inputs["rows"], inputs["pages"], inputs.pop("plain")
+    make = jax.jit(partial(latent_heads, plain=plain, implementation="portable"))
+    queries, pages = make(**inputs)
+    slots = partial(RaggedRows.token_slots, page_size=PAGE, num_pages=before.num_pages)
+    new = pages.latents[jax.jit(slots, static_argnums=1)(rows, 3)]
+    options = {"latent": LATENT, "scale": 0.1}
+    want, _ = jax.jit(partial(latent_attention, **options))(queries, new, before, rows)
+    got = jax.jit(partial(attend_latents, **options))(queries, pages, rows)
     np.testing.assert_array_equal(got, want)
 
 

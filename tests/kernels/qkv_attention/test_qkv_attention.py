@@ -1,5 +1,6 @@
 """Attention from the raw product: plain implementations, and who chooses the kernels."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,15 +23,8 @@ def test_plain_implementations_turn_write_and_attend(implementation: str) -> Non
         case, make(case, np.float32), half=6, norms=True, interleaved=True
     )
     scale = case.head_dim**-0.5
-    out, pages = qkv_attention(
-        qkv,
-        inputs.pages,
-        inputs.rows,
-        rotation=rotation,
-        norms=norms,
-        scale=scale,
-        implementation=implementation,
-    )
+    run = jax.jit(partial(qkv_attention, scale=scale, implementation=implementation))
+    out, pages = run(qkv, inputs.pages, inputs.rows, rotation=rotation, norms=norms)
     np.testing.assert_allclose(out, oracle(case, inputs, scale), atol=1e-5, rtol=1e-5)
     plain = jax.jit(KVPages.write)(inputs.pages, inputs.k_new, inputs.v_new, inputs.rows)
     for got, want in ((pages.keys, plain.keys), (pages.values, plain.values)):

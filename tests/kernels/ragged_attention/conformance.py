@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.pages import KVPages, RaggedRows, kv_pages
+from pallas_kernels.pages import KVPages, RaggedRows, abstract_kv_pages
 from pallas_kernels.ragged_attention import ragged_attention
 
 
@@ -142,7 +142,7 @@ def _past(
     dtype: Any,
 ) -> KVPages:
     """Pages that hold what the rows had before this step, and NaN elsewhere."""
-    pages = kv_pages(
+    pages = abstract_kv_pages(
         pool,
         page_size=case.page_size,
         kv_heads=case.kv_heads,
@@ -174,12 +174,16 @@ def oracle(case: Case, inputs: Inputs, scale: float) -> np.ndarray:
     q = np.asarray(inputs.q).astype(np.float64)
     out = np.zeros_like(q)
     window, cap = inputs.options.get("window"), inputs.options.get("soft_cap")
-    sinks, alibi = inputs.options.get("sinks"), inputs.options.get("alibi")
+    sinks, alibi = (
+        None if option is None else np.asarray(option, np.float64)
+        for option in (inputs.options.get("sinks"), inputs.options.get("alibi"))
+    )
+    starts = np.asarray(inputs.rows.starts)
     group = case.heads // case.kv_heads
     for row, (query, kv) in enumerate(case.lengths):
         keys, values = (side.astype(np.float64) for side in inputs.context[row])
         for offset in range(query):
-            token = int(inputs.rows.starts[row]) + offset
+            token = starts[row] + offset
             at = kv - query + offset
             low = 0 if window is None else max(0, at - window + 1)
             seen = np.arange(low, at + 1)
@@ -188,9 +192,9 @@ def oracle(case: Case, inputs: Inputs, scale: float) -> np.ndarray:
                 if cap is not None:
                     scores = cap * np.tanh(scores / cap)
                 if alibi is not None:
-                    slope = np.asarray(alibi[head], np.float64)
+                    slope = alibi[head]
                     scores = scores + (slope * (seen - at) if slope.ndim == 0 else slope[seen])
-                sink = [] if sinks is None else [float(sinks[head])]
+                sink = [] if sinks is None else [sinks[head]]
                 top = max([scores.max(), *sink])
                 weights = np.exp(scores - top)
                 total = weights.sum() + sum(np.exp(each - top) for each in sink)
