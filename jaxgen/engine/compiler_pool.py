@@ -103,8 +103,13 @@ class CompilerPool:
             _end(process)
 
     def submit(self, request: Request) -> Future[Answer]:
-        """The answer to be; CompilerFailed where there is none."""
-        return self._threads.submit(self._ask, request)
+        """The answer to be; CompilerFailed where there is none, as in a closed pool."""
+        try:
+            return self._threads.submit(self._ask, request)
+        except RuntimeError as error:  # of a pool of threads that has been shut down
+            none: Future[Answer] = Future()
+            none.set_exception(CompilerFailed(f"{request.key}: {error}"))
+            return none
 
     def _ask(self, request: Request) -> Answer:
         try:
