@@ -6,6 +6,7 @@ that gives logits of every token is compiled for a few.
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,15 +32,25 @@ KINDS_OF_LAYERS = (
 ALL_LOGITS = (*WHOLE_PROMPTS, "deepseek_v3", "gemma2", "gpt_oss", "qwen2_tied_swa")
 
 
-def fixtures() -> list[object]:
-    """Every fixture; those whose layers are made of what others have are for the newest JAX."""
+def fixtures(chosen: Sequence[str], mark: pytest.MarkDecorator) -> list[object]:
+    """Every fixture, those that are not chosen with the mark."""
     return [
-        pytest.param(name, marks=[] if name in KINDS_OF_LAYERS else [pytest.mark.newest])
+        pytest.param(name, marks=[] if name in chosen else [mark])
         for name in sorted(config.parent.name for config in GOLDEN.glob("*/config.json"))
     ]
 
 
-@pytest.fixture(scope="module", params=fixtures())
+# Layers of the others are made of what these have. How requests share steps, leave and come back
+# is a matter of what a kind of layer keeps of them.
+each_kind_of_layer = pytest.mark.parametrize(
+    "case",
+    fixtures((*KINDS_OF_LAYERS, *WHOLE_PROMPTS), pytest.mark.slow),
+    indirect=True,
+    scope="module",
+)
+
+
+@pytest.fixture(scope="module", params=fixtures(KINDS_OF_LAYERS, pytest.mark.newest))
 def case(request, golden, one_shape):
     numbers = golden(request.param)
     engine = one_shape(numbers.folder)
@@ -112,11 +123,15 @@ def test_greedy_tokens_and_their_likeliest_rivals(case, generate):
         ]
 
 
+@pytest.mark.newest
+@each_kind_of_layer
 def test_alone_as_in_company(case, tokens):
     for number in (0, LONGEST):
         assert tokens(case.engine, [case.golden.prompts[number]]) == [case.golden.greedy[number]]
 
 
+@pytest.mark.newest
+@each_kind_of_layer
 def test_preempted_requests_go_on_where_they_were(case, preempted, take_every_block):
     """Some steps on, somebody else takes every free block, until two requests were sent back."""
     engine = case.engine
@@ -140,6 +155,7 @@ def test_preempted_requests_go_on_where_they_were(case, preempted, take_every_bl
     assert len(engine.state) == 0
 
 
+@pytest.mark.newest
 def test_chunked_prompts_have_the_same_logits(case):
     """Dynamic NTK is exempt: a sequence's base follows from the prompt that it began with."""
     if case.name in WHOLE_PROMPTS:
@@ -155,6 +171,7 @@ def test_chunked_prompts_have_the_same_logits(case):
         np.testing.assert_allclose(got, wanted, atol=LOGITS, rtol=0)
 
 
+@pytest.mark.newest
 def test_logits_in_company(case):
     """Three prompts in one put, one of them continued, all in the caller's order."""
     engine, golden = case.engine, case.golden

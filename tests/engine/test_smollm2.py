@@ -24,7 +24,7 @@ def load(gguf, shards=1):
         dtype="float32",
         tensor_parallel_size=shards,
         max_num_seqs=4,
-        max_num_batched_tokens=16,
+        max_num_batched_tokens=8,
         block_size=16,
         max_model_len=128,
     )
