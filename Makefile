@@ -45,6 +45,7 @@ test-browser: venv ## the status page in a real browser
 # What never meets JAX is not run twice, nor what varies requests, options, meshes or plain arrays over the
 # same steps: each kernel, a model of each kind of layer, loading, sampling and kept programs are.
 ONCE := architecture notebooks cli verify text ragged schedule serving deployments bench topologies checkpoints/readers families \
+	plan/test_memory.py plan/test_plan_command.py sampling/test_mesh.py kernels/ragged_attention/test_int32.py \
 	$(foreach name,ahead company faults loop mesh prefix_cache put scales static_batch,engine/test_$(name).py) \
 	$(foreach name,expert_mlp layer_chain mixture_chain product,kernels/$(name)/test_plain.py)
 test-oldest: .venv-oldest/.installed ## the fast tests that meet JAX, on the oldest that pyproject.toml allows

@@ -108,6 +108,7 @@ def test_says_what_it_cannot_serve(change: dict, reason: str) -> None:
         latent_attention(*args, latent=case.latent, scale=1.0, implementation="gpu")
 
 
+@pytest.mark.newest
 def test_tiles_hold_every_query_token_once() -> None:
     lengths = ((37, 70), (1, 1), (0, 12), (8, 8), (5, 150))
     rows = make(Case(lengths, padding_rows=2, padding_tokens=4), np.float32).rows
@@ -126,6 +127,7 @@ def test_tiles_hold_every_query_token_once() -> None:
     assert found == wanted
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(
     ("seen", "cuts"),
     [([4096] * 128, False), ([1024] * 256, False), ([5000, 0, 0], True), ([64, 900, 3] * 90, True)],

@@ -1,5 +1,7 @@
 """From plain queries, absorbed and expanded rows together give what absorbed attention gives."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from pallas_kernels import dispatch
 from pallas_kernels.latent_attention import latent_attention
 from pallas_kernels.latent_attention.unabsorbed import attend_unabsorbed, can_expand
-from pallas_kernels.latent_pages import abstract_latent_pages
+from pallas_kernels.latent_pages import LatentPages, abstract_latent_pages
 from pallas_kernels.pages import RaggedRows
 from tests.kernels.latent_attention.conformance import Case, make
 
@@ -20,7 +22,25 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("name", LENGTHS)
+@jax.jit
+def absorbed(
+    q: jax.Array, new: jax.Array, pages: LatentPages, rows: RaggedRows, up: jax.Array
+) -> tuple[jax.Array, LatentPages]:
+    """Values [tokens, heads, VALUE] by way of queries [tokens, heads, width], and the pages."""
+    latents = jnp.einsum("thn,hnl->thl", q[..., :PLAIN], up[:, :PLAIN], precision="highest")
+    wide = jnp.concatenate([latents, q[..., PLAIN:]], axis=-1)
+    out, pages = latent_attention(wide, new, pages, rows, latent=up.shape[2], scale=0.2)
+    return jnp.einsum("thl,hvl->thv", out, up[:, PLAIN:], precision="highest"), pages
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("expanded alone", marks=pytest.mark.newest),
+        pytest.param("absorbed alone", marks=pytest.mark.newest),
+        "both, and one that finds no room",
+    ],
+)
 def test_agrees_with_absorbed_attention(name: str) -> None:
     case = Case(LENGTHS[name], heads=2, page_size=64)
     inputs = make(case, np.float32)
@@ -30,15 +50,9 @@ def test_agrees_with_absorbed_attention(name: str) -> None:
     q = rng.standard_normal((tokens, case.heads, PLAIN + turning)).astype(np.float32)
     q = jnp.asarray(np.where(live, q, np.nan))
     up = rng.standard_normal((case.heads, PLAIN + VALUE, case.latent)).astype(np.float32) * 0.2
-    got, pages = attend_unabsorbed(
-        q, inputs.new, inputs.pages, inputs.rows, jnp.asarray(up), scale=0.2
-    )
-    absorbed = jnp.einsum("thn,hnl->thl", q[..., :PLAIN], up[:, :PLAIN], precision="highest")
-    wide = jnp.concatenate([absorbed, q[..., PLAIN:]], axis=-1)
-    out, wrote = latent_attention(
-        wide, inputs.new, inputs.pages, inputs.rows, latent=case.latent, scale=0.2
-    )
-    want = jnp.einsum("thl,hvl->thv", out, up[:, PLAIN:], precision="highest")
+    arguments = q, inputs.new, inputs.pages, inputs.rows, jnp.asarray(up)
+    got, pages = jax.jit(partial(attend_unabsorbed, scale=0.2))(*arguments)
+    want, wrote = absorbed(*arguments)
     np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-4)
     np.testing.assert_array_equal(pages.latents, wrote.latents)
 

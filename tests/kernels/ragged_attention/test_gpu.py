@@ -135,6 +135,7 @@ def test_says_what_it_cannot_serve(change: dict, reason: str) -> None:
         ragged_attention(*args, scale=1.0, implementation="gpu")
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(
     ("seen", "least", "whole"),
     [

@@ -17,7 +17,7 @@ from pallas_kernels.ragged_attention import ragged_attention, tpu
 from pallas_kernels.ragged_attention.tpu_attend import TPUPlan
 from tests.kernels.ragged_attention.conformance import CASES, Case, assert_conforms, make, oracle
 
-FAST = ("all_options", "window_8_decode")
+QUICK = {"all_options": [], "window_8_decode": [pytest.mark.newest]}
 SERVED = [name for name in CASES if name != "alibi_table"]
 
 
@@ -56,7 +56,7 @@ def check(case: Case, plan: TPUPlan | None, seed: int = 0, dtype: DTypeLike = jn
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in SERVED]
+    "name", [pytest.param(n, marks=QUICK.get(n, [pytest.mark.slow])) for n in SERVED]
 )
 def test_interpreted_without_races(name):
     case = CASES[name]
@@ -112,6 +112,7 @@ def test_on_the_chip_that_is_there(name):
     assert_conforms(case, "tpu", jnp.bfloat16, 1e-2)
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(
     ("name", "implementation"), [("mixed", "reference"), ("head_192", "portable")]
 )
