@@ -154,7 +154,7 @@ def start_process() -> subprocess.Popen[bytes]:
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "jaxgen.engine.compiler_worker"],
+        [sys.executable, "-P", "-m", "jaxgen.engine.compiler_worker", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

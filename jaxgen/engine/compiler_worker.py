@@ -1,13 +1,16 @@
-"""A process that compiles programs for another one: `python -m jaxgen.engine.compiler_worker`.
+"""A process that compiles programs for another one: `python -m jaxgen.engine.compiler_worker PID`.
 
-It reads an Order and then Requests from stdin, and answers each on stdout, until stdin ends. It
-has no accelerator, but its compiler, and the description of the devices that programs are for.
+It reads an Order and then Requests from stdin, and answers each on stdout, until stdin ends, or the
+process PID, which asks. It has no accelerator, but its compiler, and the description of the devices
+that programs are for.
 """
 
 import os
 import pickle
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -20,10 +23,13 @@ from jaxgen.engine.programs import Programs
 from jaxgen_checkpoints.mesh_layout import Device
 from pallas_kernels.dispatch import lowering_for
 
+_LOOK_SECONDS = 0.5
+
 
 def main() -> None:
     """Serves until the process that asks closes its end, or is gone."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer that nobody waits for ends it
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing else may get between the answers
     messages = _messages(sys.stdin.buffer)
@@ -42,6 +48,13 @@ def main() -> None:
         for request in messages:
             pickle.dump(_answer(Programs(model, request.sizes), request), answers)
             answers.flush()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process, in the middle of a program too, when that one is gone."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
 
 
 def _answer(programs: Programs, request: Request) -> Answer:

@@ -151,6 +151,28 @@ def test_none_outlives_the_process_that_asks(model, capfd):
     assert not capfd.readouterr().err
 
 
+def test_none_outlives_a_process_that_is_killed():
+    """Not even one whose pipes somebody else holds open, or that is in the middle of a program."""
+    starts = "; ".join(
+        (
+            "import subprocess, sys, os",
+            "command = [sys.executable, '-m', 'jaxgen.engine.compiler_worker', str(os.getpid())]",
+            "process = subprocess.Popen(command)",
+            "print('started', flush=True)",
+            "process.wait()",
+        )
+    )
+    command = [sys.executable, "-c", starts]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == b"started\n"
+        asking.kill()
+        ended = threading.Thread(target=asking.stdout.read)  # until nobody can write any more
+        ended.start()
+        ended.join(60)
+        assert not ended.is_alive()
+
+
 def test_where_they_are_of_use(model, monkeypatch):
     def on(platform, model=model):
         devices = np.array([SimpleNamespace(platform=platform)])
