@@ -12,5 +12,6 @@ def test_the_host_time_of_a_step(capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["sequences"] == 5
     assert told["steps"] == 9
-    assert 0 < told["schedule_and_pack_ms"] < told["step_ms"] <= told["step_p99_ms"]
+    assert told["schedule_and_pack_ms"] > 0
+    assert 0 < told["step_ms"] <= told["step_p99_ms"]
     assert round(told["us_per_token"] * told["tokens_per_second"]) == 1_000_000

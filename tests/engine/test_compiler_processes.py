@@ -91,6 +91,7 @@ def test_they_say_the_same(golden, tokens, started, caplog, name, options):
     assert not caplog.records
 
 
+@pytest.mark.newest
 @pytest.mark.usefixtures("nothing_kept", "short_lived")
 def test_processes_that_fail_are_done_without(golden, tokens, started, caplog):
     caplog.set_level(logging.WARNING, "jaxgen.engine.programs")
@@ -124,6 +125,7 @@ def test_a_process_that_dies_costs_one_program(model):
         assert len(pool.processes) == 2
 
 
+@pytest.mark.newest
 def test_an_interrupt_ends_them(model):
     pool = CompilerPool(model, 2)
 
@@ -139,6 +141,7 @@ def test_an_interrupt_ends_them(model):
     assert all(process.returncode is not None for process in pool.processes)
 
 
+@pytest.mark.newest
 def test_none_outlives_the_process_that_asks(model, capfd):
     """Its ends of the pipes close, however it ended."""
     process = compiler_pool.start_process()
@@ -151,6 +154,7 @@ def test_none_outlives_the_process_that_asks(model, capfd):
     assert not capfd.readouterr().err
 
 
+@pytest.mark.newest
 def test_none_outlives_a_process_that_is_killed():
     """Not even one whose pipes somebody else holds open, or that is in the middle of a program."""
     starts = "; ".join(
@@ -173,6 +177,7 @@ def test_none_outlives_a_process_that_is_killed():
         assert not ended.is_alive()
 
 
+@pytest.mark.newest
 def test_where_they_are_of_use(model, monkeypatch):
     def on(platform, model=model):
         devices = np.array([SimpleNamespace(platform=platform)])
@@ -206,6 +211,7 @@ def test_devices_that_do_not_describe_themselves_have_none(model, monkeypatch, c
     assert "UNIMPLEMENTED" in caplog.text
 
 
+@pytest.mark.newest
 @pytest.mark.usefixtures("nothing_kept")
 def test_a_program_that_cannot_be_loaded_is_made_here(golden, tokens, started, monkeypatch, caplog):
     """Another build of the runtime, say."""
