@@ -13,8 +13,9 @@ def host_bytes_left(kernel: Path = _KERNEL, group: Path = _GROUP) -> int:
     """
     left = 1 << 40
     if kernel.is_file():
-        lines = dict(line.split(":", 1) for line in kernel.read_text().splitlines())
-        left = int(lines["MemAvailable"].split()[0]) * 1024
+        lines = dict(line.split(":", 1) for line in kernel.read_text().splitlines() if ":" in line)
+        if "MemAvailable" in lines:  # old kernels do not say
+            left = int(lines["MemAvailable"].split()[0]) * 1024
     limit = _number(group / "memory.max")
     used = _number(group / "memory.current")
     if limit is None or used is None:

@@ -30,3 +30,5 @@ def test_the_smaller_of_both_counts(machine):
 
 def test_where_nobody_says_there_is_enough(tmp_path):
     assert host_bytes_left(tmp_path / "none", tmp_path) == 1 << 40
+    (tmp_path / "meminfo").write_text("MemTotal: 16000 kB\n")
+    assert host_bytes_left(tmp_path / "meminfo", tmp_path) == 1 << 40
