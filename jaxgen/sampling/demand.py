@@ -18,15 +18,23 @@ class Demand(StrEnum):
     """The likeliest token, as the model gives it."""
     DRAWN = "sample_drawn"
     """Temperature and min-p: what most clients leave a request with."""
+    CUT = "sample_cut"
+    """Top-k and top-p as well: two dozen passes over the logits."""
     ADJUSTED = "sample_adjusted"
-    """Biases, penalties, masks, top-k and top-p as well: several passes over the logits."""
+    """Biases, penalties and masks as well."""
     REPORTED = "sample_reported"
     """Log-probabilities as well."""
     ANY = "sample"
     """Not known on the host: the step looks at the rows itself, by branches."""
 
 
-COMPILED_APART = (Demand.PLAIN, Demand.DRAWN, Demand.ADJUSTED, Demand.REPORTED)
+COMPILED_APART = (
+    Demand.PLAIN,
+    Demand.DRAWN,
+    Demand.CUT,
+    Demand.ADJUSTED,
+    Demand.REPORTED,
+)
 
 
 def compiled_demands(platform: str) -> tuple[Demand, ...]:
@@ -44,11 +52,12 @@ def demand_of(params: SamplingParams) -> Demand:
         or params.min_tokens
         or params.masked
         or params.allowed_token_ids is not None
-        or (not params.greedy and (params.top_k > 0 or params.top_p < 1.0))
     )
     if adjusted:
         return Demand.ADJUSTED
-    return Demand.PLAIN if params.greedy else Demand.DRAWN
+    if params.greedy:
+        return Demand.PLAIN
+    return Demand.CUT if params.top_k > 0 or params.top_p < 1.0 else Demand.DRAWN
 
 
 def largest(demands: Iterable[Demand]) -> Demand:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxgen.sampling.branch import when
 from jaxgen.sampling.demand import COMPILED_APART, Demand
+from jaxgen.sampling.gumbel_max import draw, largest_of
 from jaxgen.sampling.logprobs import wanted_logprobs
 from jaxgen.sampling.masks import keep_allowed
 from jaxgen.sampling.state import MOST_COUNTED, SamplerState, SlotSettings, TokenBias
@@ -40,6 +41,7 @@ class _Needs:
     """Which parts of sampling some row needs; None: to be seen on the device."""
 
     draw: bool | None = None
+    cut: bool | None = None
     adjust: bool | None = None
     report: bool | None = None
 
@@ -147,37 +149,16 @@ def _drawn(
     needs: _Needs,
 ) -> Int[Array, " rows"]:
     """The largest logit in greedy rows (the lowest id of equal ones), a random draw elsewhere."""
-    best = _largest(logits)
+    best = largest_of(logits)
     random = emit & (asked.temperature > 0.0)
 
-    def draw() -> Int[Array, " rows"]:
+    def drawn() -> Int[Array, " rows"]:
         tempered = logits / jnp.where(random, asked.temperature, 1.0)[:, None]
         likely = keep_min_p(tempered, asked.min_p)
         k = jnp.where(random, asked.top_k, 0)
-        first = when(needs.adjust, jnp.any(k > 0), lambda: keep_top_k(likely, k), lambda: likely)
+        first = when(needs.cut, jnp.any(k > 0), lambda: keep_top_k(likely, k), lambda: likely)
         p = jnp.where(random, asked.top_p, 1.0)
-        kept = when(needs.adjust, jnp.any(p < 1.0), lambda: keep_top_p(first, p), lambda: first)
-        noise = _gumbel(asked.seed, generated, logits.shape[-1])
-        return jnp.where(random, _largest(kept + noise), best)
+        kept = when(needs.cut, jnp.any(p < 1.0), lambda: keep_top_p(first, p), lambda: first)
+        return jnp.where(random, draw(kept, asked.seed, generated), best)
 
-    return when(needs.draw, jnp.any(random), draw, lambda: best)
-
-
-def _largest(values: Float[Array, "rows vocab"]) -> Int[Array, " rows"]:
-    """The lowest id of the largest value: two reductions, faster on CPU than argmax."""
-    last = values.shape[-1] - 1
-    ids = jnp.arange(last + 1, dtype=jnp.int32)
-    at_top = values == jnp.max(values, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(at_top, ids, last), axis=-1)
-
-
-def _gumbel(
-    seed: UInt[Array, "rows 2"], generated: Int[Array, " rows"], vocab: int
-) -> Float[Array, "rows vocab"]:
-    """Noise that is a function of the row's seed and of how many tokens it has generated."""
-
-    def row(words: UInt[Array, " 2"], count: Int[Array, ""]) -> Float[Array, " vocab"]:
-        key = jax.random.wrap_key_data(words, impl="threefry2x32")
-        return jax.random.gumbel(jax.random.fold_in(key, count), (vocab,), jnp.float32)
-
-    return jax.vmap(row)(seed, generated)
+    return when(needs.draw, jnp.any(random), drawn, lambda: best)

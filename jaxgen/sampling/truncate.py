@@ -1,22 +1,24 @@
 """Cutting a distribution's tail without sorting: the smallest kept value is found digit by digit.
 
-Float32 order is the order of (suitably flipped) bit patterns, so eleven octal digits are the
-exact k-th value, or the one down to which the mass reaches p. Each digit takes one pass over the
-logits. Values equal to the smallest kept one all stay.
+Positive floats are in the order of their bit patterns, all floats in that of suitably flipped
+ones: so the digits of a pattern are the exact k-th logit, or the probability down to which the mass
+reaches p. Each digit takes one pass over the values. What equals the smallest kept value stays.
 """
 
 from collections.abc import Callable
+from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Float, Int, UInt
 
 _DIGIT = 3
-"""Bits that are found in one pass: reading the logits takes longer than comparing seven times.
-XLA would read them twice for fifteen."""
+"""Bits that are found in one pass: on a GPU reading the values takes longer than comparing them
+with seven numbers, and not longer than with fifteen. On a CPU comparing is what takes time."""
 
-_DIGITS = -(-32 // _DIGIT)
+_FEW_ROWS = 16
+"""Fewer rows are cut into more parts, which are added up apart, so that one row occupies a GPU too.
+All sums of a pass are one small array then, where XLA would end each in a kernel of its own."""
 
 
 def keep_min_p(
@@ -33,11 +35,8 @@ def keep_top_k(
     """Forbid tokens below the `top_k`-th largest logit; 0 keeps all."""
     vocab = logits.shape[-1]
     wanted = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
-
-    def enough(above: Bool[Array, "rows vocab"]) -> Bool[Array, " rows"]:
-        return jnp.sum(above, axis=-1, dtype=jnp.int32) >= wanted
-
-    return _keep(logits, enough)
+    smallest = _threshold(logits, jnp.ones_like, wanted.astype(jnp.float32), bits=32)
+    return jnp.where(logits >= smallest[:, None], logits, -jnp.inf)
 
 
 def keep_top_p(
@@ -47,39 +46,73 @@ def keep_top_p(
 
     The likeliest token always stays. Where rounding keeps the mass below `top_p`, all tokens stay.
     """
-    mass = jax.nn.softmax(logits, axis=-1)
-
-    def enough(above: Bool[Array, "rows vocab"]) -> Bool[Array, " rows"]:
-        reached = jnp.sum(jnp.where(above, mass, 0.0), axis=-1)
-        return (reached >= top_p) & (top_p < 1.0)
-
-    return _keep(logits, enough)
+    mass = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))  # at most 1: 30 bits
+    wanted = jnp.where(top_p < 1.0, top_p * jnp.sum(mass, axis=-1), jnp.inf)
+    smallest = _threshold(mass, lambda mass: mass, wanted, bits=30)
+    return jnp.where(mass >= smallest[:, None], logits, -jnp.inf)
 
 
-def _keep(
-    logits: Float[Array, "rows vocab"],
-    enough: Callable[[Bool[Array, "rows vocab"]], Bool[Array, " rows"]],
-) -> Float[Array, "rows vocab"]:
-    """Keep the values from the largest threshold at which `enough` of them lie on or above it."""
-    ranks = _ordered_bits(logits)
+def _threshold(
+    values: Float[Array, "rows vocab"],
+    weigh: Callable[[Array], Array],
+    wanted: Float[Array, " rows"],
+    *,
+    bits: int,
+) -> Float[Array, " rows"]:
+    search = partial(smallest_kept, weigh=weigh, bits=bits)
+    # Unrolled, a pass is three kernels; loops need two more to count.
+    return lax.platform_dependent(
+        values,
+        wanted,
+        cpu=partial(search, digit=1, unroll=False),
+        default=partial(search, digit=_DIGIT, unroll=True),
+    )
 
-    def next_digit(step: int, threshold: UInt[Array, " rows"]) -> UInt[Array, " rows"]:
-        place = (_DIGITS - 1 - jnp.uint32(step)) * _DIGIT
-        # What holds from a threshold on holds from every lower one: the digit is how many hold.
-        # The first digit has two bits: larger ones would be shifted out, to thresholds of before.
-        digits = [jnp.uint32(digit) for digit in range(1, 2**_DIGIT)]
-        holds = [
-            enough(ranks >= (threshold | (digit << place))[:, None])
-            & ((digit << place) >> place == digit)
-            for digit in digits
+
+def smallest_kept(
+    values: Float[Array, "rows vocab"],
+    wanted: Float[Array, " rows"],
+    *,
+    weigh: Callable[[Array], Array],
+    bits: int,
+    digit: int,
+    unroll: bool,
+) -> Float[Array, " rows"]:
+    """The largest number such that the values not below it weigh what is wanted; if all of them do
+    not, the least number there is.
+
+    bits: 32, or those of the pattern of the largest of positive values. digit: bits of a pass.
+    """
+    rows, vocab = values.shape
+    parts = 64 if rows < _FEW_ROWS else 16
+    # What is added weighs something only where every value lies on or above the threshold.
+    padded = jnp.pad(values, ((0, 0), (0, -vocab % parts)), constant_values=-jnp.inf)
+    chunks = padded.reshape(rows, parts, -1)
+    digits = jnp.arange(1, 2**digit, dtype=jnp.uint32)
+    steps = -(-bits // digit)
+    number = _in_order if bits == 32 else lambda pattern: lax.bitcast_convert_type(pattern, "f4")
+
+    def next_digit(step: int, found: UInt[Array, " rows"]) -> UInt[Array, " rows"]:
+        place = (steps - 1 - jnp.uint32(step)) * digit
+        # The first digit may have fewer bits than the others.
+        possible = digits < 1 << jnp.minimum(bits - place, digit)
+        tried = number(found[:, None] | (digits << place))
+        sums = [
+            jnp.sum(jnp.where(chunks >= tried[:, at, None, None], weigh(chunks), 0), axis=-1)
+            for at in range(digits.size)
         ]
-        return threshold | (jnp.sum(jnp.stack(holds), axis=0, dtype=jnp.uint32) << place)
+        reached = jnp.sum(jnp.stack(sums, axis=1), axis=-1)
+        # What holds from a threshold on holds from every lower one: the digit is how many hold.
+        holds = (reached >= wanted[:, None]) & possible
+        return found | (jnp.sum(holds, axis=-1, dtype=jnp.uint32) << place)
 
-    threshold = lax.fori_loop(0, _DIGITS, next_digit, jnp.zeros_like(ranks[:, 0]))
-    return jnp.where(ranks >= threshold[:, None], logits, -jnp.inf)
+    return number(lax.fori_loop(0, steps, next_digit, jnp.zeros(rows, jnp.uint32), unroll=unroll))
 
 
-def _ordered_bits(values: Float[Array, "rows vocab"]) -> UInt[Array, "rows vocab"]:
-    """Unsigned integers in the order of the floats; both zeros get the same one."""
-    bits = lax.bitcast_convert_type(jnp.where(values == 0.0, 0.0, values), jnp.uint32)
-    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(0x80000000))
+def _in_order(number: UInt[Array, "..."]) -> Float[Array, "..."]:
+    """The float of each number, in the order of floats: the negative ones come first. What would be
+    no number but less than all is -inf.
+    """
+    number = jnp.maximum(number, jnp.uint32(0x007FFFFF))
+    pattern = jnp.where(number >> 31 == 1, number & jnp.uint32(0x7FFFFFFF), ~number)
+    return lax.bitcast_convert_type(pattern, jnp.float32)

@@ -1,6 +1,7 @@
 """What is drawn: the exact distribution in vLLM's order, in any batch and after preemption."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from jaxgen.sampling import (
+    COMPILED_APART,
     Demand,
     InvalidParameter,
     SamplingParams,
@@ -19,7 +21,7 @@ from jaxgen.sampling import (
     sample,
     slot_row,
 )
-from jaxgen.sampling.truncate import keep_top_k, keep_top_p
+from jaxgen.sampling.truncate import keep_top_k, keep_top_p, smallest_kept
 
 VOCAB = 24
 PADDING = 8
@@ -144,8 +146,34 @@ def test_cuts_keep_exactly_the_tail(rows, top_k, top_p):
     assert kept[logits[0].argmax()]
     assert logits[0][kept].min() > logits[0][~kept].max(initial=-np.inf)
     assert chances[kept].sum() >= top_p - 1e-5
-    above_smallest = logits[0] > logits[0][kept].min()
+    # Less is no difference between probabilities in float32, and equal ones all stay.
+    above_smallest = logits[0] > logits[0][kept].min() + np.float32(1e-6)
     assert top_p == 1.0 or chances[above_smallest].sum() < top_p + 1e-5
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize("digit", [1, 2, 3, 4])
+def test_passes_of_any_size_find_the_same_threshold(digit, rows):
+    """CPUs look for fewer bits at once than GPUs."""
+    rng = np.random.default_rng(digit)
+    values = rng.normal(0, 10, (rows, 300)).astype(np.float32)
+    values[:, ::7] = values[:, 1::7][:, : values[:, ::7].shape[1]]  # ties
+    values[1, :200], values[2, :] = -np.inf, -0.0
+    search = functools.partial(smallest_kept, digit=digit, unroll=digit > 1)
+    places = rng.integers(1, 301, rows)
+    wanted = jnp.asarray(places, jnp.float32)
+    found = search(values, wanted, weigh=jnp.ones_like, bits=32)
+    smallest = np.sort(values, axis=-1)[:, ::-1][np.arange(rows), places - 1]
+    kept = values >= found[:, None]  # by JAX, to which numbers below the normal ones are zeros
+    np.testing.assert_array_equal(kept, values >= smallest[:, None])
+
+    mass = np.exp(values - values.max(axis=-1, keepdims=True))
+    wanted = rng.uniform(0.01, 0.99, rows).astype(np.float32) * mass.sum(axis=-1)
+    found = np.asarray(search(mass, wanted, weigh=lambda each: each, bits=30))
+    for row, least, amount in zip(mass, found, wanted, strict=True):
+        assert least in row
+        assert row[row >= least].sum() >= amount * (1 - 1e-5)
+        assert row[row > least].sum() < amount * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("top_p", [1e-300, 1e-45, 1e-40, 1e-20])
@@ -265,13 +293,16 @@ def test_the_state_is_updated_in_place():
     assert memory.alias_size_in_bytes >= held
 
 
-@pytest.mark.parametrize("demand", [Demand.PLAIN, Demand.DRAWN, Demand.ADJUSTED, Demand.REPORTED])
+@pytest.mark.parametrize("demand", COMPILED_APART)
 def test_a_demand_known_beforehand_gives_the_same_tokens(demand: Demand):
     """What a GPU compiles without branches draws what the branches draw."""
     rows = SLOTS
     params = [SamplingParams(temperature=0.0) for _ in range(rows)]
     if demand is Demand.DRAWN:
         params[1] = SamplingParams(temperature=0.9, min_p=0.05)
+    elif demand is Demand.CUT:
+        params[1] = SamplingParams(temperature=0.9, top_k=5, top_p=0.8)
+        params[2] = SamplingParams(temperature=0.7, top_p=0.6)
     elif demand is not Demand.PLAIN:
         params[1] = SamplingParams(temperature=0.9, top_k=5, top_p=0.8, presence_penalty=1.0)
         params[2] = SamplingParams(temperature=0.0, logit_bias={7: 100.0})
