@@ -36,6 +36,7 @@ from jaxgen.engine.step import (
 from jaxgen.ragged.buckets import Bucket
 from jaxgen.sampling import compiled_demands
 from pallas_kernels.dispatch import chosen, prepare_loading
+from pallas_kernels.lowering import lower
 
 logger = logging.getLogger(__name__)
 
@@ -97,12 +98,12 @@ class Programs:
         return len(self._programs)
 
     def __getitem__(self, key: ProgramKey) -> Callable[..., Any]:
-        """The program, which compiles when it is first called unless `compile_all` has had it."""
+        """The program, which is compiled now unless `compile_all` has had it."""
         if key not in self._programs:
             if self._complete:
                 self.late += 1
                 logger.error("late compile of %s: every request waits for it", key)
-            self._programs[key] = self._jitted(key)
+            self._programs[key] = self._jitted(key) if self.eager else self.compiled(key)
         return self._programs[key]
 
     def compile_all(self, keys: Iterable[ProgramKey], pool: CompilerPool | None = None) -> None:
@@ -228,7 +229,7 @@ class Programs:
 
     def lower(self, key: ProgramKey) -> Lowered:
         """The lowering of a program, from shapes alone."""
-        return self._jitted(key).lower(*self._arguments(key))
+        return lower(self._jitted(key), *self._arguments(key))
 
     def _store_now(self) -> ProgramStore | None:
         """The store, unless somebody chose implementations, which its keys do not tell apart."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxgen.bench.kernels.timing import median_call_seconds
 from jaxgen.engine.cost import Ceilings
+from pallas_kernels.lowering import lower
 
 WORST_ERROR = 1e-2
 """Relative error of the norm that bfloat16 may have against float32."""
@@ -62,9 +63,9 @@ class Compiled:
         key = jax.eval_shape(lambda: _key(0))
         given, carried = jax.eval_shape(case.timed, key)
         self._calls = len(given) * case.parts
-        self._check = jax.jit(self._error).lower(key).compile()
-        self._make = jax.jit(case.timed).lower(key).compile()
-        self._chain = jax.jit(self._run, donate_argnums=1).lower(given, carried).compile()
+        self._check = lower(jax.jit(self._error), key).compile()
+        self._make = lower(jax.jit(case.timed), key).compile()
+        self._chain = lower(jax.jit(self._run, donate_argnums=1), given, carried).compile()
 
     def measure(self, seed: int) -> Measured:
         """Checks, then times; whatever it needed on the device is free again afterwards."""

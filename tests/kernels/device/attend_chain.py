@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.lowering import lower
+
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
@@ -165,7 +167,7 @@ def measure(length: int, layers: list[Any]) -> None:
             return written, x
 
         held = [jax.tree.map(jnp.copy, pages) for _ in layers]
-        run = jax.jit(chain, donate_argnums=3).lower(x, fused, layers, held, rows).compile()
+        run = lower(jax.jit(chain, donate_argnums=3), x, fused, layers, held, rows).compile()
 
         def step(run=run, box=[held]) -> Any:  # noqa: B006
             box[0], out = run(x, fused, layers, box[0], rows)

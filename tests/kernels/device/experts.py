@@ -23,6 +23,7 @@ import numpy as np
 
 from jaxgen.bench.kernels.timing import Chain
 from pallas_kernels.expert_mlp import SharedExpert, gpu
+from pallas_kernels.lowering import lower
 from tests.kernels.device.profiled import kernel_times
 
 RESULTS: list[dict[str, Any]] = []
@@ -156,7 +157,8 @@ def check(
         biases = jnp.asarray(rng.standard_normal((shape.experts, 2, shape.ffn)), jnp.bfloat16)
     shares = jnp.asarray(rng.random(experts.shape), jnp.float32)
     args = (jnp.asarray(x, jnp.bfloat16), jnp.asarray(experts), shares, up, down)
-    got = jax.jit(lambda *a: gpu.run(*a, gate=gate, bias=biases, shared=shared, plan=plan))(*args)
+    run = jax.jit(lambda *a: gpu.run(*a, gate=gate, bias=biases, shared=shared, plan=plan))
+    got = lower(run, *args).compile()(*args)
     want = oracle(*(np.asarray(each, np.float32) for each in (args[0], shares, up, down)),
                   experts, gate, biases, shared)  # fmt: skip
     got = np.asarray(got, np.float32)
@@ -215,7 +217,7 @@ def timing(
     moved = 2 * (touched + parts) * weights_of_one + 4 * tokens * shape.model
     rate = 2 * tokens * (shape.top_k + parts) * weights_of_one / MATRIX_RATE
     roofline = max(moved / BANDWIDTH, rate) * 1e6
-    run = jax.jit(chain).lower(*args).compile()
+    run = lower(jax.jit(chain), *args).compile()
     return Share(Chain(name, run, args, calls), touched, roofline)
 
 

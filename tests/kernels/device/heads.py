@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.lowering import lower
 from pallas_kernels.pages import KVPages, RaggedRows
 from pallas_kernels.qkv_attention import gpu, reference
 from pallas_kernels.rope_write import gpu as turning, reference as turned
@@ -101,7 +102,7 @@ def check(name: str, case: Case) -> bool:
 
     args = make(case)
     (queries, out, pages), (queries_want, out_want, pages_want) = (
-        jax.jit(run)(*args) for run in (kernels, plain)
+        lower(jax.jit(run), *args).compile()(*args) for run in (kernels, plain)
     )
     live = args[2].token_places(case.tokens).valid
     errors = {

@@ -21,6 +21,7 @@ import numpy as np
 from pallas_kernels.latent_attention import gpu, reference
 from pallas_kernels.latent_attention.unabsorbed import attend_unabsorbed
 from pallas_kernels.latent_pages import LatentPages
+from pallas_kernels.lowering import lower
 from pallas_kernels.pages import RaggedRows
 from tests.kernels.device.attention import batch
 from tests.kernels.device.profiled import kernel_times
@@ -108,7 +109,7 @@ def compiled(case: Case) -> Any:
         return gpu.run(q, new, pages, rows, latent=LATENT, scale=SCALE)
 
     shapes = jax.eval_shape(lambda: make(case, False))
-    return jax.jit(step, donate_argnums=2).lower(*shapes).compile()
+    return lower(jax.jit(step, donate_argnums=2), *shapes).compile()
 
 
 @jax.jit

@@ -14,6 +14,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.lowering import lower
+
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
@@ -79,7 +81,7 @@ def measure(rows: int, layers: list[ChainWeights], implementation: str) -> None:
         return x, outs
 
     x = jax.random.normal(jax.random.key(rows), (rows, LLAMA_8B["model"]), jnp.bfloat16)
-    run = jax.jit(chain).lower(x, layers).compile()
+    run = lower(jax.jit(chain), x, layers).compile()
     us, clock = timed(lambda: run(x, layers), len(layers))
     read = sum(leaf.nbytes for leaf in jax.tree.leaves(layers[0]))
     rate = f"{read / us / 1e6:.2f} TB/s"

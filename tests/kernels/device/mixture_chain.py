@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.lowering import lower
+
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
@@ -147,7 +149,7 @@ def measure(name: str, depth: int) -> None:
     keys = jax.random.split(jax.random.key(7))
     x = jax.random.normal(keys[0], (1, sizes["model"]), jnp.bfloat16)
     fused = jax.random.normal(keys[1], (1, sizes["fused"]), jnp.bfloat16)
-    run = jax.jit(chain).lower(x, fused, layers).compile()
+    run = lower(jax.jit(chain), x, fused, layers).compile()
     us, clock = timed(lambda: run(x, fused, layers), depth)
     expert = 3 * sizes["model"] * sizes["ffn"]
     others = sizes["inner"] + problem.experts + sizes["fused"]
@@ -220,7 +222,7 @@ def measure_attended(length: int, layers: list[MixtureWeights]) -> None:
             return written, x
 
         held = [jax.tree.map(jnp.copy, pages) for _ in layers]
-        run = jax.jit(chain, donate_argnums=3).lower(x, fused, layers, held, rows).compile()
+        run = lower(jax.jit(chain, donate_argnums=3), x, fused, layers, held, rows).compile()
 
         def step(run=run, box=[held]) -> Any:  # noqa: B006
             box[0], out = run(x, fused, layers, box[0], rows)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgen.bench.kernels.timing import median_call_seconds
+from pallas_kernels.lowering import lower
 from pallas_kernels.product import gpu, reference
 from pallas_kernels.product.checks import ProductProblem, check
 from pallas_kernels.product.gpu_plan import Plan, choose, fit
@@ -70,7 +71,7 @@ class Work:
             return gpu.run(x, weight, self.problem, weight_is_input=True, plan=plan)
 
         chain = lambda x, weights: [one(x, weight) for weight in weights]
-        return jax.jit(chain).lower(self.x, self.weights).compile()
+        return lower(jax.jit(chain), self.x, self.weights).compile()
 
     def seconds(self, chain: Callable[..., Any]) -> float:
         """Of one product."""
