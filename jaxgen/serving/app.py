@@ -151,9 +151,12 @@ def _service() -> Sequence[Endpoint]:
             for path in ("/get_server_info", "/server_info")
         ),
         get("/health_generate", commands.health_generate, "Whether a token can be generated"),
-        get("/health", service.health, "Whether the engine can generate", open=True),
         get("/ready", service.ready, "Whether requests are taken", open=True),
-        get("/ping", service.health, "The same, by SageMaker's name", open=True),
+        get("/health", service.health, "Whether the engine can generate", open=True),
+        *(
+            get("/ping", service.health, "The same, by SageMaker's name", open=True, method=method)
+            for method in ("GET", "POST")
+        ),
         get("/load", service.load, "Continuations being served"),
         get("/version", service.about, "The server's version", open=True),
         get("/metrics", service.metrics, "For Prometheus", media=text, open=True),

@@ -259,7 +259,7 @@ def test_routes_that_are_elsewhere_say_why_they_are_not_here(ask, path, why):
 
 def test_health_by_other_names(ask):
     client = ask()
-    assert client.get("/ping").status_code == 200
+    assert client.get("/ping").status_code == client.post("/ping").status_code == 200
     assert client.get("/health_generate").json() == {"status": "ok"}
     assert client.get("/load").json() == {"server_load": 0}
     assert client.get("/get_server_info").json()["internal_states"] == [
