@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.stages import Lowered, Wrapped
 
-_TURN = threading.Lock()
+_TURN = threading.RLock()  # what is being lowered may lower something itself
 
 
 def lower(jitted: Wrapped, *arguments: Any) -> Lowered:  # noqa: ANN401
