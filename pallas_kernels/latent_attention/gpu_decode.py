@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.latent_attention.gpu_combine import combine_heads
-from pallas_kernels.latent_attention.gpu_problem import LATENT, NEVER, PART, WIDTH, Problem
+from pallas_kernels.latent_attention.gpu_problem import LATENT, NEVER, WIDTH, Problem
 from pallas_kernels.latent_attention.gpu_runs import even_runs
 from pallas_kernels.latent_pages import LatentPages
 from pallas_kernels.ragged_attention.gpu_schedule import (
@@ -41,8 +41,9 @@ from pallas_kernels.ragged_attention.gpu_softmax import (
 )
 
 MOST_HEADS = 32  # whose outputs one warpgroup holds in registers
-_PARTS = WIDTH // PART
-_VALUES = tuple(min(PART, LATENT - part * PART) for part in range(_PARTS))  # of each part
+_PART = 192  # channels of a block that are loaded at a time
+_PARTS = WIDTH // _PART
+_VALUES = tuple(min(_PART, LATENT - part * _PART) for part in range(_PARTS))  # of each part
 _PER_HEAD = TILE.reduce(0)
 _TURNED = plgpu.Layout.WGMMA_TRANSPOSED
 
@@ -59,7 +60,7 @@ def decode_plan(heads: int, sms: int, shared_memory: int) -> DecodePlan:
     """As many slots as shared memory holds beside the queries and the weights."""
     heads = -(-heads // 8) * 8
     room = shared_memory - 4096 - heads * (WIDTH + BLOCK) * 2
-    return DecodePlan(workers=sms, slots=min(room // (BLOCK * PART * 2), 9))
+    return DecodePlan(workers=sms, slots=min(room // (BLOCK * _PART * 2), 9))
 
 
 class _Softmax(NamedTuple):
@@ -118,7 +119,7 @@ def decode(
             ),
             swizzled(heads, BLOCK, problem.dtype),
             plgpu.SMEM((heads,), jnp.float32),
-            swizzled(BLOCK, PART, problem.dtype, (plan.slots,)),
+            swizzled(BLOCK, _PART, problem.dtype, (plan.slots,)),
             plgpu.Barrier(num_barriers=plan.slots),
             plgpu.Barrier(num_barriers=plan.slots),
             plgpu.Barrier(),
@@ -155,7 +156,7 @@ def _stream(problem: Problem, plan: DecodePlan, refs: Any, worker: Any) -> None:
                     plgpu.barrier_wait(refs.free.at[slot])
 
                 plgpu.copy_gmem_to_smem(
-                    refs.latents.at[page, tokens, pl.ds(part * PART, PART)],
+                    refs.latents.at[page, tokens, pl.ds(part * _PART, _PART)],
                     refs.ring.at[slot],
                     refs.full.at[slot],
                 )
@@ -204,7 +205,7 @@ def _attend(problem: Problem, plan: DecodePlan, refs: Any, worker: Any) -> None:
             def product(accumulator: Any) -> jax.Array:
                 for part, slot in enumerate(slots):
                     plgpu.barrier_wait(refs.full.at[slot])
-                    channels = queries.at[i >> NEVER, :, pl.ds(part * PART, PART)]
+                    channels = queries.at[i >> NEVER, :, pl.ds(part * _PART, _PART)]
                     plgpu.wgmma(accumulator, refs.ring.at[slot], channels.transpose((1, 0)))
                 return accumulator[...]
 
@@ -271,7 +272,7 @@ def _store(refs: Any, worker: Any, segment: Segment, token: Any, state: _Softmax
     @pl.when(whole)
     def _row() -> None:
         for part, out in enumerate(outs):
-            mine = outputs.at[:, pl.ds(part * PART, out.shape[0])].transpose((1, 0))
+            mine = outputs.at[:, pl.ds(part * _PART, out.shape[0])].transpose((1, 0))
             mine[...] = plgpu.layout_cast(out.astype(outputs.dtype), _TURNED)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(outputs, refs.out.at[token])
@@ -282,7 +283,7 @@ def _store(refs: Any, worker: Any, segment: Segment, token: Any, state: _Softmax
         index = 2 * worker + began.astype(jnp.int32)
         refs.tops[...] = state.top + jnp.log(total) * LOG2E
         for part, out in enumerate(outs):
-            mine = staged.at[pl.ds(part * PART, out.shape[0])]
+            mine = staged.at[pl.ds(part * _PART, out.shape[0])]
             mine[...] = out.astype(staged.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(refs.tops, refs.weights.at[index])

@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 LATENT, WIDTH = 512, 576  # channels of a value and of a key: all of DeepSeek's models
-PART = 192  # channels of a block that are loaded at a time
 # A block's index shifted by this is 0, which the compiler does not know: addresses that hang on it
 # are computed in every turn of a loop, where they would fill the registers if kept.
 NEVER = 24

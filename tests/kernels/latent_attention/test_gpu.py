@@ -35,6 +35,10 @@ INTERPRETED = {
     ),
     "tiles, ragged": (TilePlan(workers=3), Case(RAGGED, heads=20, page_size=128, **WIDTHS)),
     "tiles, a token in two": (TILES, Case(((1, 70), (2, 90)), heads=100, page_size=64, **WIDTHS)),
+    "tiles, a long row, cut": (
+        TILES,
+        Case(((1, 640), (0, 0), (1, 1)), heads=64, page_size=128, **WIDTHS),
+    ),
 }
 
 
@@ -46,6 +50,7 @@ INTERPRETED = {
         pytest.param("decode, larger pages", marks=pytest.mark.slow),
         pytest.param("tiles, ragged", marks=pytest.mark.slow),
         pytest.param("tiles, a token in two", marks=pytest.mark.slow),
+        pytest.param("tiles, a long row, cut", marks=pytest.mark.slow),
     ],
 )
 def test_interpreted_without_races(name: str, capfd: pytest.CaptureFixture[str]) -> None:
