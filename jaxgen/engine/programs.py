@@ -103,7 +103,7 @@ class Programs:
             if self._complete:
                 self.late += 1
                 logger.error("late compile of %s: every request waits for it", key)
-            self._programs[key] = self._jitted(key) if self.eager else self.compiled(key)
+            self._programs[key] = self._jitted(key) if self.eager else self.lower(key).compile()
         return self._programs[key]
 
     def compile_all(self, keys: Iterable[ProgramKey], pool: CompilerPool | None = None) -> None:

@@ -2,6 +2,7 @@
 
 What a batch does not use costs one predicate. A row's draw depends on its logits, its seed and how
 many tokens it has generated: not on batch mates, slot, padding of the vocabulary, or a preemption.
+(Where top-p falls between two tokens to the last bit, the number of rows may round it either way.)
 """
 
 import dataclasses

@@ -60,11 +60,13 @@ def _threshold(
     bits: int,
 ) -> Float[Array, " rows"]:
     search = partial(smallest_kept, weigh=weigh, bits=bits)
-    # Unrolled, a pass is three kernels; loops need two more to count.
+    # Unrolled, a pass is three kernels on a GPU, and loops need two more to count. On a TPU it
+    # would be three times the code, which lies in the device's memory.
     return lax.platform_dependent(
         values,
         wanted,
         cpu=partial(search, digit=1, unroll=False),
+        tpu=partial(search, digit=_DIGIT, unroll=False),
         default=partial(search, digit=_DIGIT, unroll=True),
     )
 

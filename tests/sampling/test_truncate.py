@@ -39,14 +39,15 @@ def test_cuts_keep_exactly_the_tail(rows, top_k, top_p):
 
 
 @pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize("unroll", [True, False])
 @pytest.mark.parametrize("digit", [1, 2, 3, 4])
-def test_passes_of_any_size_find_the_same_threshold(digit, rows):
+def test_passes_of_any_size_find_the_same_threshold(digit, unroll, rows):
     """CPUs look for fewer bits at once than GPUs."""
     rng = np.random.default_rng(digit)
     values = rng.normal(0, 10, (rows, 300)).astype(np.float32)
     values[:, ::7] = values[:, 1::7][:, : values[:, ::7].shape[1]]  # ties
     values[1, :200], values[2, :] = -np.inf, -0.0
-    search = functools.partial(smallest_kept, digit=digit, unroll=digit > 1)
+    search = functools.partial(smallest_kept, digit=digit, unroll=unroll)
     places = rng.integers(1, 301, rows)
     wanted = jnp.asarray(places, jnp.float32)
     found = search(values, wanted, weigh=jnp.ones_like, bits=32)
@@ -71,3 +72,12 @@ def test_the_smallest_mass_is_the_likeliest_token(top_p):
     least = jnp.array([SamplingParams(top_p=top_p).top_p], jnp.float32)
     kept = np.isfinite(jax.jit(keep_top_p)(logits, least))
     assert kept.tolist() == [[token == 4 for token in range(9)]]
+
+
+@pytest.mark.parametrize(("platform", "loops"), [("cpu", 1), ("tpu", 1), ("cuda", 0)])
+def test_passes_are_unrolled_where_that_pays(platform, loops):
+    """On a GPU, where the loop's counting takes kernels; elsewhere it is only more code."""
+    shapes = jax.ShapeDtypeStruct((4, 300), jnp.float32), jax.ShapeDtypeStruct((4,), jnp.float32)
+    traced = jax.jit(keep_top_p).trace(*shapes)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("stablehlo.while") == loops
