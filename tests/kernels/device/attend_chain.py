@@ -18,14 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.lowering import lower
-
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
 from jaxgen.bench.kernels.rows import shuffled_rows  # noqa: E402
 from pallas_kernels.attend_chain import AttentionOptions, attend_chain  # noqa: E402
 from pallas_kernels.layer_chain import chain_state, layer_chain  # noqa: E402
+from pallas_kernels.lowering import lower  # noqa: E402
 from pallas_kernels.pages import KVPages  # noqa: E402
 from pallas_kernels.qkv_attention import HeadNorms, Rotation, qkv_attention  # noqa: E402
 from tests.kernels.device.layer_chain import LLAMA_8B, random_layer  # noqa: E402

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "checkpoints"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "models"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import jax

@@ -14,12 +14,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.lowering import lower
-
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
 from pallas_kernels.layer_chain import ChainWeights, chain_state, layer_chain  # noqa: E402
+from pallas_kernels.lowering import lower  # noqa: E402
 from tests.kernels.device.profiled import timed  # noqa: E402
 from tests.kernels.layer_chain.conformance import difference, make, oracle  # noqa: E402
 

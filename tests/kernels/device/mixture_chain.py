@@ -19,13 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.lowering import lower
-
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "models"), str(ROOT / "checkpoints")]
 
 from pallas_kernels.attend_mixture import attend_mixture  # noqa: E402
 from pallas_kernels.expert_mlp.choice import ChoiceProblem  # noqa: E402
+from pallas_kernels.lowering import lower  # noqa: E402
 from pallas_kernels.mixture_chain import MixtureWeights, mixture_chain, mixture_state  # noqa: E402
 from pallas_kernels.qkv_attention import qkv_attention  # noqa: E402
 from tests.kernels.device.attend_chain import (  # noqa: E402
