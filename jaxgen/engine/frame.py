@@ -75,8 +75,7 @@ class Frame:
         store = None
         if folder is not None and ProgramStore.serves(model):
             store = ProgramStore(folder, model)
-        # What a step needs beside its arguments does not depend on how many pages there are.
-        sizes = Sizes((1,) * len(self.groups), self.block_size, config.max_num_seqs)
+        sizes = Sizes.smallest(len(self.groups), self.block_size, config.max_num_seqs)
         programs = Programs(model, sizes, eager=config.enforce_eager, store=store)
 
         def temporary_bytes() -> int:

@@ -52,6 +52,13 @@ class Sizes:
     block_size: int
     num_slots: int
 
+    @classmethod
+    def smallest(cls, groups: int, block_size: int, num_slots: int) -> "Sizes":
+        """Of the smallest cache whose steps need as much beside their arguments as any cache's: with
+        a single block a group, XLA would know where all lies and leave out the looking up.
+        """
+        return cls((2,) * groups, block_size, num_slots)
+
 
 def generation_programs(buckets: Buckets, demands: Sequence[Demand]) -> list[ProgramKey]:
     """What generation can need; demands: the kinds of draws that are compiled apart."""

@@ -73,10 +73,10 @@ def compile_programs(
     room for that one.
 
     RefusedInput where the compiler finds no room for one, naming what to lower. Call it under
-    `Topology.compiling`. The cache is given one page a group: what a step needs
-    beside its arguments does not depend on how many there are.
+    `Topology.compiling`. The cache is the smallest: what a step needs beside its arguments does not
+    depend on how many pages there are.
     """
-    sizes = Sizes((1,) * len(model.policy.cache_windows), block_size, num_slots)
+    sizes = Sizes.smallest(len(model.policy.cache_windows), block_size, num_slots)
     programs = Programs(model, sizes)
     demand = compiled_demands(target_platform())[-1]
     steps = {

@@ -189,7 +189,7 @@ def test_memory_is_kept_for_the_step_that_needs_most(llm):
         step_bytes(runner.compiled(Forward(buckets.mixed[-1], kind)).memory_analysis(), draw)
         for kind in (Kind.NEXT, Kind.SCORED)
     ]
-    sizing = Programs(llm.engine.model, Sizes((12,), 8, 4))
+    sizing = Programs(llm.engine.model, Sizes.smallest(1, 8, 4))
     assert sizing.temporary_bytes(scoring_buckets(buckets)[-1]) == max(needed)
 
 

@@ -60,7 +60,7 @@ def test_bytes_are_those_of_the_engine(golden_dir, name, shards, groups, whole):
     assert plan.memory.weights == bytes_on_first(engine.model.leaves)
     assert plan.memory.kv == bytes_on_first(engine.runner.pages)
     assert list(plan.kv_blocks) == list(engine.free_blocks)
-    sizes = Sizes((1,) * len(plan.kv_blocks), LIMITS["block_size"], LIMITS["max_num_seqs"])
+    sizes = Sizes.smallest(len(plan.kv_blocks), LIMITS["block_size"], LIMITS["max_num_seqs"])
     step = Programs(engine.model, sizes).temporary_bytes(scoring_buckets(engine.buckets)[-1])
     kept = kept_logits_bytes(engine.model, engine.buckets)
     assert plan.memory.temporary == step + kept
