@@ -54,8 +54,9 @@ class Sizes:
 
     @classmethod
     def smallest(cls, groups: int, block_size: int, num_slots: int) -> "Sizes":
-        """Of the smallest cache whose steps need as much beside their arguments as any cache's: with
-        a single block a group, XLA would know where all lies and leave out the looking up.
+        """Of the smallest cache whose steps need as much beside their arguments as any cache's.
+
+        With a single block a group, XLA would know where all lies and leave out the looking up.
         """
         return cls((2,) * groups, block_size, num_slots)
 
