@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.expert_mlp import gpu_stream, gpu_wide
 from pallas_kernels.expert_mlp.checks import ExpertsProblem, Gate
 from pallas_kernels.expert_mlp.gpu_sort import sort_rows, sorts
+from pallas_kernels.expert_mlp.gpu_stream_items import StreamPlan
 from pallas_kernels.expert_mlp.gpu_tiles import (
     Tiles,
     tiles_of_all_tokens,
@@ -21,6 +22,7 @@ from pallas_kernels.expert_mlp.shared import SharedExpert, visit
 from pallas_kernels.hopper import SMS, multiprocessors, wrong_device
 
 _SHARED_MEMORY = 227 * 1024
+_HIGH = 128  # rows of activations that one product takes where an expert has many
 _FEW_TOKENS = 64
 """Up to here each expert's tile holds all tokens: that costs less than to gather its own."""
 
@@ -29,16 +31,18 @@ _FEW_TOKENS = 64
 class ExpertsPlan:
     """columns: rows of activations of a tile; gather: tiles hold only their expert's tokens.
 
-    sms: blocks of threads. depth: elements of a weight row that a step takes, slots: steps in
-    flight; None for the most that fit. together: see StreamPlan.
+    together: tiles of one expert that are multiplied at once, at most. sms: blocks of threads.
+    depth: elements of a weight row that a step takes, slots: steps in flight; None for the most
+    that fit. chained: see StreamPlan.
     """
 
     columns: int
     gather: bool
+    together: int = 1
     sms: int = SMS
     depth: int | None = None
     slots: int | None = None
-    together: bool = True
+    chained: bool = True
 
 
 def plan_for(problem: ExpertsProblem) -> ExpertsPlan:
@@ -48,7 +52,7 @@ def plan_for(problem: ExpertsProblem) -> ExpertsPlan:
         return ExpertsPlan(columns=-(-problem.tokens // 8) * 8, gather=False, sms=sms)
     for columns in (8, 16, 32, 64):
         if problem.visits <= 0.8 * columns:
-            return ExpertsPlan(columns=columns, gather=True, sms=sms)
+            return ExpertsPlan(columns, gather=True, together=_HIGH // columns, sms=sms)
     return ExpertsPlan(columns=gpu_wide.ROWS, gather=True, sms=sms)
 
 
@@ -118,7 +122,7 @@ def run(
             down,
             tiles,
             gate=gate,
-            plan=_stream_plan(plan, math.gcd(model, ffn), together=interpret is None),
+            plan=_stream_plan(plan, math.gcd(model, ffn), chained=interpret is None),
             bias=bias,
             shared=shared,
             listed=in_list,
@@ -165,7 +169,7 @@ def _with_shared(
 
 def _tiles(experts: Int[Array, "tokens choices"], num_experts: int, plan: ExpertsPlan) -> Tiles:
     if plan.gather:
-        return tiles_of_sorted_tokens(experts, num_experts, plan.columns)
+        return tiles_of_sorted_tokens(experts, num_experts, plan.columns, plan.together)
     if experts.shape[0] == 1:
         return tiles_of_one_token(experts, num_experts, plan.columns)
     return tiles_of_all_tokens(experts, num_experts, plan.columns)
@@ -183,9 +187,10 @@ def _rows(
     return jnp.pad(x, ((0, missing), (0, 0)))
 
 
-def _stream_plan(plan: ExpertsPlan, inputs: int, *, together: bool) -> gpu_stream.StreamPlan:
+def _stream_plan(plan: ExpertsPlan, inputs: int, *, chained: bool) -> StreamPlan:
     """inputs: what a step's depth must divide. The interpreter has no counters in memory."""
+    high = plan.columns * plan.together
     depth = plan.depth or (128 if inputs % 128 == 0 else 64)
-    slots = plan.slots or gpu_stream.slots(plan.columns, depth, _SHARED_MEMORY)
-    together = together and plan.together
-    return gpu_stream.StreamPlan(plan.sms, plan.columns, depth, slots, together)
+    slots = plan.slots or gpu_stream.slots(high, depth, _SHARED_MEMORY)
+    chained = chained and plan.chained
+    return StreamPlan(plan.sms, plan.columns, high, depth, slots, chained)

@@ -36,6 +36,14 @@ INTERPRETED = {
         Case(20, 4, 3, routing="shard", padding=2, model=128, ffn=192),
         ExpertsPlan(8, gather=True, sms=2, slots=2),
     ),
+    "gathered, in runs": (
+        Case(31, 2, 3, model=128, ffn=192, shared=192),
+        ExpertsPlan(8, gather=True, together=2, sms=2, slots=2),
+    ),
+    "gathered, runs of one expert": (
+        Case(50, 2, 7, model=128, ffn=128, routing="one", padding=2, bias=True),
+        ExpertsPlan(8, gather=True, together=4, sms=3, slots=2),
+    ),
     "nothing": (Case(0, 2, 4, padding=4), ExpertsPlan(8, gather=False, sms=2, slots=2)),
     "many": (
         Case(150, 2, 2, model=128, padding=2, bias=True),
@@ -122,3 +130,31 @@ def test_every_token_has_a_place_of_its_own_in_a_tile_of_its_expert(
     owner = place % columns if found.token is None else np.asarray(found.token)[place]
     np.testing.assert_array_equal(owner, np.nonzero(mine)[0])
     assert make_tiles is tiles_of_one_token or len(set(place // columns)) == count  # none is empty
+
+
+@pytest.mark.parametrize(("tokens", "routing"), [(70, "random"), (64, "one"), (50, "nowhere")])
+def test_runs_hold_every_tile_once_in_order(tokens: int, routing: str) -> None:
+    num_experts, columns, together = 9, 8, 3
+    experts = make(Case(tokens, 2, num_experts, routing=routing), jnp.float32).experts
+    if routing == "nowhere":
+        experts = jnp.full_like(experts, NOWHERE)
+    tiles = tiles_of_sorted_tokens(experts, num_experts, columns, together)
+    alone = tiles_of_sorted_tokens(experts, num_experts, columns)
+    assert tiles.runs is not None
+    assert tiles.token is not None
+    live = int(tiles.runs.ends[-1])
+    expert, offset, end = (np.asarray(each)[:live] for each in tiles.runs[:3])
+    first = offset + np.arange(live) * together
+    count = np.minimum(end - first, together)
+    assert (count >= 1).all()
+    assert (count <= together).all()
+    each = [(e, f + i) for e, f, n in zip(expert, first, count, strict=True) for i in range(n)]
+    all_tiles = int(alone.ends[-1])
+    assert each == list(zip(np.asarray(alone.expert)[:all_tiles], range(all_tiles), strict=True))
+    needed = {
+        e: -(-n // together)
+        for e, n in zip(*np.unique(alone.expert[:all_tiles], return_counts=True), strict=True)
+    }
+    assert {e: int((expert == e).sum()) for e in needed} == needed  # and no more runs than that
+    assert all((first + together) * columns <= len(tiles.token))  # what a run reads is there
+    np.testing.assert_array_equal(tiles.place, alone.place)
