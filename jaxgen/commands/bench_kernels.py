@@ -32,11 +32,12 @@ def kernels(args: argparse.Namespace) -> dict[str, Any]:
     seed = time.time_ns() % 2**31 if args.seed is None else args.seed
     # A CPU multiplies bfloat16 by detours, which would be no ceiling.
     ceilings = measure_ceilings(jnp.dtype(jnp.float32 if platform == "cpu" else jnp.bfloat16))
-    measured = []
     with ThreadPoolExecutor(_COMPILING) as pool:
-        for compiled in pool.map(Compiled, chosen):
-            measured.append(compiled.measure(seed))
-            note(_line(measured[-1], ceilings))
+        compiled = list(pool.map(Compiled, chosen))
+    measured = []
+    for each in compiled:  # when nothing is compiled any more: what lowers keeps Python's lock busy
+        measured.append(each.measure(seed))
+        note(_line(measured[-1], ceilings))
     return {
         "platform": platform,
         "device": jax.devices()[0].device_kind,
