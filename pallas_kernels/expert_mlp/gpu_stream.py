@@ -2,10 +2,10 @@
 
 Operands are swapped: 64 rows of a weight are the matrix unit's left side and a tile's few rows of
 activations its right, so that a tile of 8 rows costs 8 columns and not 64 rows. One warpgroup
-streams, the other multiplies. Both products of an expert, gate/up and down, are of this shape, and
-are one kernel: a tile's second product begins when counters say that all of its first is there, and
-its weights are on their way by then. Where an expert has many rows, its tiles are multiplied in
-runs of several, so that its weights are not read again for each.
+streams, the other multiplies. Where an expert has many rows, its tiles are multiplied in runs of
+several, so that its weights are not read again for each. Both products of an expert, gate/up and
+down, are of this shape, and are one kernel: a run's second product begins when its counter says
+that all of its first is there, and its weights are on their way by then.
 """
 
 from dataclasses import replace

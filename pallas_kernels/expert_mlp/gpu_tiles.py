@@ -17,8 +17,8 @@ _SOME = 128  # of more than those, so many are compared with each other
 class Runs(NamedTuple):
     """Tiles of one expert that lie side by side, `together` of them or what is left.
 
-    Run i of an expert begins with tile offset[i] + i * together; the expert's tiles end before
-    tile end[i]. ends: the last one is the number of live runs.
+    Run i is of expert[i] and begins with tile offset[i] + i * together; that expert's tiles end
+    before tile end[i]. ends: the last one is the number of live runs.
     """
 
     expert: Int[Array, " runs"]

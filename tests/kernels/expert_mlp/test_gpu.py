@@ -68,7 +68,7 @@ def test_interpreted_without_races(name: str, capfd: pytest.CaptureFixture[str])
     assert "RACE DETECTED" not in "".join(capfd.readouterr())  # jax 0.11 prints, 0.12 raises
 
 
-@pytest.mark.parametrize("tokens", [1, 64, 2048])
+@pytest.mark.parametrize("tokens", [1, 64, 70, 2048])  # 70: in runs of tiles
 def test_lowers_for_cuda_and_is_chosen_there(tokens: int) -> None:
     def abstract(*shape: int, dtype: type = jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -111,6 +111,7 @@ def test_says_what_it_cannot_serve(change: dict, reason: str) -> None:
         (1, 8, tiles_of_sorted_tokens),
         (70, 8, tiles_of_sorted_tokens),
         (300, 16, tiles_of_sorted_tokens),
+        (600, 16, tiles_of_sorted_tokens),  # more assignments than are compared each with each
     ],
 )
 def test_every_token_has_a_place_of_its_own_in_a_tile_of_its_expert(
@@ -132,12 +133,23 @@ def test_every_token_has_a_place_of_its_own_in_a_tile_of_its_expert(
     assert make_tiles is tiles_of_one_token or len(set(place // columns)) == count  # none is empty
 
 
-@pytest.mark.parametrize(("tokens", "routing"), [(70, "random"), (64, "one"), (50, "nowhere")])
-def test_runs_hold_every_tile_once_in_order(tokens: int, routing: str) -> None:
-    num_experts, columns, together = 9, 8, 3
-    experts = make(Case(tokens, 2, num_experts, routing=routing), jnp.float32).experts
-    if routing == "nowhere":
-        experts = jnp.full_like(experts, NOWHERE)
+@pytest.mark.parametrize(
+    ("sizes", "num_experts"),
+    [
+        ((7, 0, 25, 16, 0, 1, 24, 40, 8), 9),
+        ((64,), 5),
+        ((), 9),
+        ((1, 1, 33), 3),  # as many tiles and runs as there can be, and the last run is a short one
+        ((25, 1, 1), 3),
+    ],
+    ids=str,
+)
+def test_runs_hold_every_tile_once_in_order(sizes: tuple[int, ...], num_experts: int) -> None:
+    """sizes: tokens of each of the first experts; if there are none, tokens without any."""
+    columns, together = 8, 3
+    experts = np.repeat(np.arange(len(sizes)), sizes) if sizes else np.full(50, NOWHERE)
+    experts = np.random.default_rng(0).permutation(experts)[:, None]
+    experts = jnp.asarray(experts, jnp.int32)
     tiles = tiles_of_sorted_tokens(experts, num_experts, columns, together)
     alone = tiles_of_sorted_tokens(experts, num_experts, columns)
     assert tiles.runs is not None
