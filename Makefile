@@ -46,7 +46,7 @@ test-browser: venv ## the status page in a real browser
 # same steps: each kernel, a model of each kind of layer, loading, sampling and kept programs are.
 ONCE := architecture notebooks cli verify text ragged schedule serving deployments bench topologies checkpoints/readers families \
 	plan/test_memory.py plan/test_plan_command.py sampling/test_mesh.py kernels/ragged_attention/test_int32.py \
-	$(foreach name,ahead company faults loop mesh prefix_cache put scales static_batch,engine/test_$(name).py) \
+	$(foreach name,ahead company demands faults loop mesh prefix_cache put scales static_batch,engine/test_$(name).py) \
 	$(foreach name,expert_mlp layer_chain mixture_chain product,kernels/$(name)/test_plain.py)
 test-oldest: .venv-oldest/.installed ## the fast tests that meet JAX, on the oldest that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest -q -m "$(QUICK) and not newest" $(TWICE) $(ONCE:%='--ignore-glob=tests/%')

@@ -26,6 +26,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(
     ("name", "shards", "groups", "whole"),
     [

@@ -38,9 +38,8 @@ def test_cuts_keep_exactly_the_tail(rows, top_k, top_p):
     assert top_p == 1.0 or chances[above_smallest].sum() < top_p + 1e-5
 
 
-@pytest.mark.parametrize("rows", [3, 20])
 @pytest.mark.parametrize("unroll", [True, False])
-@pytest.mark.parametrize("digit", [1, 2, 3, 4])
+@pytest.mark.parametrize(("digit", "rows"), [(1, 3), (2, 3), (3, 3), (3, 20), (4, 3)])
 def test_passes_of_any_size_find_the_same_threshold(digit, unroll, rows):
     """CPUs look for fewer bits at once than GPUs."""
     rng = np.random.default_rng(digit)

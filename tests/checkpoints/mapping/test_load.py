@@ -141,6 +141,7 @@ def test_the_bar_is_drawn_on_terminals_only(monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures with /proc")
+@pytest.mark.newest
 def test_the_host_never_holds_a_copy_of_the_model(tmp_path):
     script = Path(__file__).with_name("load_memory.py")
     environment = {
