@@ -24,7 +24,7 @@ from pallas_kernels.expert_mlp.checks import Gate
 from pallas_kernels.expert_mlp.gpu_stream_items import BLOCK, HALVES, Product, StreamPlan
 from pallas_kernels.expert_mlp.gpu_stream_load import stream
 from pallas_kernels.expert_mlp.gpu_stream_multiply import multiply
-from pallas_kernels.expert_mlp.gpu_tiles import Runs, Tiles
+from pallas_kernels.expert_mlp.gpu_tiles import Tiles
 from pallas_kernels.expert_mlp.shared import SharedExpert
 
 
@@ -57,7 +57,10 @@ def few_rows(
     good as any; the rest are the shared expert's parts. None: the list holds all tiles.
     """
     _, model, ffn = down.shape
-    runs = tiles.runs or Runs(tiles.expert, tiles.expert, tiles.expert, tiles.ends)
+    runs = tiles.runs or tiles
+    listing = {"experts": runs.expert, "ends": runs.ends}
+    if tiles.runs is not None:
+        listing |= {"offsets": tiles.runs.offset, "tile_ends": tiles.runs.end}
     most = runs.expert.shape[0]
     if listed is not None:
         most = listed + (0 if shared is None else shared.down.shape[1] // ffn)
@@ -85,7 +88,7 @@ def few_rows(
     if shared is not None:
         up["shared_up"] = shared.gate_up
     back = {"down": down} | ({} if shared is None else {"shared_down": shared.down})
-    call = partial(_call, plan, runs, interpret)
+    call = partial(_call, plan, listing, interpret)
     if chained:
         return call((first, second), up | back, hidden | out)["out"]
     return call((second,), call((first,), up, hidden) | back, out)["out"]
@@ -93,16 +96,14 @@ def few_rows(
 
 def _call(
     plan: StreamPlan,
-    runs: Runs,
+    listing: dict[str, Any],
     interpret: Any,
     products: tuple[Product, ...],
     given: dict[str, Any],
     made: dict[str, Any],
 ) -> dict[str, jax.Array]:
     """One kernel that makes `made` of `given`."""
-    given = given | {"experts": runs.expert, "ends": runs.ends}
-    if plan.in_runs:
-        given = given | {"offsets": runs.offset, "tile_ends": runs.end}
+    given = given | listing
     halves, dtype = products[0].halves, products[0].dtype
     scratch = {
         "weights": _swizzled((plan.slots, halves, BLOCK, plan.depth), dtype),
